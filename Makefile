@@ -1,0 +1,30 @@
+# `make demo` and `make test` do everything on a fresh machine with Python 3.11+ and make.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: install demo test test-slow lint clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -d .venv || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $(STAMP)
+
+demo: install
+	$(BIN)/uat demo
+
+test: install
+	$(BIN)/python -m pytest -n 2 -m 'not slow and not gpu'
+
+test-slow: install
+	$(BIN)/python -m pytest -m 'slow and not gpu'
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,43 @@
+"""The Utility-Augmented Transformer: policies that adapt to a world that silently changes."""
+
+from uat.config import RunConfig, override
+from uat.evaluation import evaluate
+from uat.methods import METHODS, Policy
+from uat.methods.uat import UAT, UATConfig
+from uat.methods.vanilla import Vanilla, VanillaConfig
+from uat.recipes import recipe
+from uat.runs import Run
+from uat.runs import load_policy as load
+from uat.serving import Session
+from uat.training import train
+from uat.types import Assets, Batch, Clock, Discrete, Items, Score, Spec, Step, Trajectory, Vector, Weights
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "METHODS",
+    "UAT",
+    "Assets",
+    "Batch",
+    "Clock",
+    "Discrete",
+    "Items",
+    "Policy",
+    "Run",
+    "RunConfig",
+    "Score",
+    "Session",
+    "Spec",
+    "Step",
+    "Trajectory",
+    "UATConfig",
+    "Vanilla",
+    "VanillaConfig",
+    "Vector",
+    "Weights",
+    "evaluate",
+    "load",
+    "override",
+    "recipe",
+    "train",
+]

@@ -1,0 +1,256 @@
+"""The command line: verbs, no logic. Data to stdout, progress to stderr, a user's mistake exits with 2."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, make_dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+import uat
+from uat.config import PRESETS, lookup, suggestion, to_json
+from uat.domains import DOMAINS
+from uat.evaluation.tables import method_rows, print_rows, score_rows
+from uat.methods import METHODS
+from uat.recipes import recipe
+from uat.runs import Run
+from uat.training.progress import show_progress
+
+Device = Annotated[str | None, tyro.conf.arg(metavar="{cpu,cuda}")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class List:
+    """Show what there is: methods, domains or recipes."""
+
+    what: tyro.conf.Positional[Literal["methods", "domains", "recipes"]] = "methods"
+    """What to list."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """Score trained policies on the test episodes, beside the Bayes filter, the expert and chance."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Run folders."""
+    episodes: int | None = None
+    """Test episodes; unset: what the run's config says."""
+    references: bool = True
+    """Also score the filter, the expert and chance (worked out once per run folder)."""
+    device: Device = None
+    """Where to run; unset: CUDA if there is one."""
+    json: bool = False
+    """Print JSON rows instead of a table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo:
+    """Train Vanilla and UAT on DarkRoom in a few minutes, and write a page that shows what each learnt."""
+
+    out: Path = Path("runs/demo")
+    """Folder of the two runs and of the page."""
+    preset: Literal["smoke", "quick", "paper"] = "quick"
+    """How long to train."""
+    seed: int = 0
+    """Seed of both runs."""
+    device: Device = None
+    """Where to run; unset: CUDA if there is one."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of `uat`."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if not args or args[0] in ("-h", "--help"):
+            print(USAGE)
+            return
+        if args[0] == "--version":
+            print(uat.__version__)
+            return
+        VERBS[lookup("command", args[0], VERBS)](args[1:])
+    except (ValueError, OSError) as error:
+        sys.exit(fail(str(error)))
+    except KeyboardInterrupt:
+        print("stopped; continue the run with --resume", file=sys.stderr)
+        sys.exit(130)
+
+
+def fail(sentence: str) -> int:
+    print(f"uat: {sentence}", file=sys.stderr)
+    return 2
+
+
+# ---------------------------------------------------------------- verbs
+
+
+def run_list(args: list[str]) -> None:
+    options = parse(List, args, "uat list")
+    if options.what == "methods":
+        rows = method_rows()
+    elif options.what == "domains":
+        rows = [{"domain": name, "tasks": list(d.tasks), "what": d.summary} for name, d in DOMAINS.items()]
+    else:
+        rows = [{"domain": d, "method": m, "preset": p} for d in DOMAINS for m in METHODS for p in PRESETS]
+    print_rows(rows, as_json=options.json)
+
+
+def run_train(args: list[str]) -> None:
+    """Two looks at the arguments: the names decide which settings there are, then all are parsed."""
+    names = peek(args)
+    default = recipe(names["domain"], names["method"], names["preset"])
+    sections = [(name, type(getattr(default, name)), field(default=getattr(default, name))) for name in SECTIONS]
+    options = parse(
+        make_dataclass("Train", sections, bases=(TrainOptions,), kw_only=True, frozen=True), args, "uat train"
+    )
+    config = dataclasses.replace(default, seed=options.seed, **{name: getattr(options, name) for name in SECTIONS})
+    if options.dry_run:
+        print(json.dumps(to_json(config), indent=2))
+        return
+    out = options.out or Path("runs") / f"{config.domain_name}-{config.method_name}-{config.preset}-{config.seed}"
+    run = uat.train(config, out, resume=options.resume, device=options.device, progress=show_progress)
+    best = max(
+        (row for row in run.rows("metrics.jsonl")), key=lambda row: row.get(f"validation/{first_metric(run)}", -1.0)
+    )
+    summary = {"run": str(run.path), "identity": config.identity(), "best_epoch": best["epoch"]}
+    summary |= {name: value for name, value in best.items() if name.startswith("validation/")}
+    print_rows([summary], as_json=options.json)
+
+
+def run_evaluate(args: list[str]) -> None:
+    options = parse(Evaluate, args, "uat evaluate")
+    if not options.runs:
+        raise ValueError("name at least one run folder: uat evaluate RUN...")
+    runs = [Run.open(path) for path in options.runs]
+    found = [
+        uat.evaluate(run, episodes=options.episodes, references=options.references, device=options.device)
+        for run in runs
+    ]
+    if options.json:
+        print_rows([dataclasses.asdict(score) for one in found for score in one.scores], as_json=True)
+    else:
+        print_rows(score_rows(found), as_json=False)
+
+
+def run_demo(args: list[str]) -> None:
+    from uat.evaluation.demo import demo
+
+    options = parse(Demo, args, "uat demo")
+    rows, page = demo(
+        options.out, preset=options.preset, seed=options.seed, device=options.device, progress=show_progress
+    )
+    print_rows(rows, as_json=options.json)
+    print(f"page: {page}", file=sys.stderr)
+
+
+VERBS: dict[str, Callable[[list[str]], None]] = {
+    "list": run_list,
+    "train": run_train,
+    "evaluate": run_evaluate,
+    "demo": run_demo,
+}
+
+USAGE = """usage: uat COMMAND [OPTIONS]
+
+  uat list [methods|domains|recipes] [--json]      what there is
+  uat train DOMAIN --method NAME [--preset P] ...  train a policy into a run folder
+  uat evaluate RUN... [--json]                     score trained policies beside the Bayes filter
+  uat demo [--out DIR]                             Vanilla and UAT on DarkRoom, and a page to look at
+
+`uat COMMAND --help` explains every option."""
+
+
+# ---------------------------------------------------------------- arguments
+
+SECTIONS = ("domain", "method", "train", "evaluation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """Train a policy. Every setting of the chosen domain and method is a flag; their defaults are the preset's."""
+
+    domain_name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DOMAIN")]
+    """The domain, such as darkroom."""
+    method_name: Annotated[str, tyro.conf.arg(name="method", metavar="NAME")] = "uat"
+    """The method, such as uat or vanilla."""
+    preset: str = "paper"
+    """smoke (seconds), quick (minutes on two cores) or paper (the published settings)."""
+    seed: int = 0
+    """Decides initial weights, training worlds, sampled actions and dropout."""
+    out: Path | None = None
+    """Run folder; unset: runs/DOMAIN-METHOD-PRESET-SEED."""
+    resume: bool = False
+    """Continue the run in that folder where it stopped."""
+    device: Device = None
+    """Where to run; unset: CUDA if there is one."""
+    dry_run: bool = False
+    """Print the settings and stop."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+
+def peek(args: list[str]) -> dict[str, str]:
+    """The names that decide which settings `uat train` has."""
+
+    def value_of(flag: str, default: str) -> str:
+        for i, arg in enumerate(args):
+            if arg == flag and i + 1 < len(args):
+                return args[i + 1]
+            if arg.startswith(f"{flag}="):
+                return arg.split("=", 1)[1]
+        return default
+
+    asks_help = any(arg in ("-h", "--help") for arg in args)
+    positional = args[0] if args and not args[0].startswith("-") else None
+    if positional is None and not asks_help:
+        raise ValueError(f"name a domain first: uat train DOMAIN ...; known: {', '.join(DOMAINS)}")
+    return {
+        "domain": lookup("domain", positional or next(iter(DOMAINS)), DOMAINS),
+        "method": lookup("method", value_of("--method", "uat"), METHODS),
+        "preset": lookup("preset", value_of("--preset", "paper"), PRESETS),
+    }
+
+
+def parse(kind: Any, args: list[str], prog: str) -> Any:
+    """tyro's parsing; what it finds wrong becomes one sentence."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(kind, args=args, prog=prog, config=(tyro.conf.FlagCreatePairsOff,))
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise ValueError(one_sentence(said.getvalue(), prog)) from None
+
+
+def one_sentence(box: str, prog: str) -> str:
+    """The first paragraph of tyro's framed message, and the flag it suggests."""
+    lines = [line.strip("│╭╮╰╯ ") for line in box.splitlines()]
+    paragraphs: list[list[str]] = [[]]
+    for line in lines[1:]:
+        if set(line) <= {"─"}:
+            paragraphs.append([])
+        else:
+            paragraphs[-1].append(line)
+    said = " ".join(paragraphs[0]).rstrip(".")
+    close = next(
+        (p[1].split()[0] for p in paragraphs if p and p[0].startswith("Perhaps you meant") and len(p) > 1), None
+    )
+    return f"{said}; did you mean {close}?" if close else f"{said}; see {prog} --help"
+
+
+def first_metric(run: Run) -> str:
+    return run.config.build_domain().metrics[0].name
+
+
+__all__ = ["main", "suggestion"]

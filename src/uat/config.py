@@ -1,0 +1,223 @@
+"""RunConfig: everything that decides a run's numbers, as frozen dataclasses, and its way to and from JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from uat.domains import DOMAINS
+from uat.methods import METHODS
+from uat.types import Assets, Discrete, Items, Spec, Vector, Weights
+
+PRESETS = ("smoke", "quick", "paper")
+Precision = Literal["fp64", "fp32", "tf32"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig:
+    epochs: int = 500
+    """Most epochs; in a simulator domain an epoch is one batch of episodes and one optimizer step."""
+    batch_size: int = 256
+    """Episodes per epoch."""
+    lr: float = 2e-3
+    """Learning rate of all parameters but the utility encoder and the regime readout."""
+    utility_lr: float = 2e-2
+    """Learning rate of the utility encoder and the regime readout."""
+    lr_schedule: Literal["constant", "cosine"] = "constant"
+    """What the learning rates do after the warm-up: stay, or fall to zero along a cosine."""
+    warmup: int = 0
+    """Epochs over which the learning rates rise from zero."""
+    weight_decay: float = 1e-5
+    """Adam's L2 penalty."""
+    clip: float = 1.0
+    """Largest norm of the gradient."""
+    validate_every: int = 10
+    """Epochs from one validation, and one checkpoint, to the next."""
+    validation_episodes: int = 1024
+    """Episodes of each validation, always the same ones."""
+    patience: int = 100
+    """Epochs without a better validation after which training stops."""
+    random_start: bool = False
+    """Place training episodes at random rows of the position table, so that longer episodes are in range."""
+    precision: Precision = "fp32"
+    """Arithmetic: tf32 lets a GPU round the inputs of matrix products; fp64 is for checking."""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "validate_every", "validation_episodes", "patience"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"train.{name}={getattr(self, name)} must be at least 1")
+        for name in ("lr", "utility_lr", "clip"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"train.{name}={getattr(self, name)} must be positive")
+        for name in ("weight_decay", "warmup"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"train.{name}={getattr(self, name)} must not be negative")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationConfig:
+    episodes: int = 4096
+    """Test episodes, the same for every method and seed."""
+
+    def __post_init__(self) -> None:
+        if self.episodes < 1:
+            raise ValueError(f"evaluation.episodes={self.episodes} must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """One cell of the table: a method, trained and scored in a domain."""
+
+    domain_name: str
+    method_name: str
+    preset: str
+    """The preset it was composed from."""
+    seed: int
+    """Decides initial weights, training worlds, sampled actions and dropout."""
+    domain: Any
+    """The domain's own config."""
+    method: Any
+    """The method's own config."""
+    train: TrainConfig
+    evaluation: EvaluationConfig
+
+    def build_domain(self) -> Any:
+        return DOMAINS[self.domain_name].build(self.domain)
+
+    def identity(self) -> str:
+        """Names the run: the hash of its config and the method's revision, not of where or on what it runs."""
+        revision = METHODS[self.method_name].policy.revision
+        text = json.dumps({"config": to_json(self), "revision": revision}, sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def override(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
+    """The config with some fields changed: `override(c, {"train.lr": 1e-3, "seed": 2})`."""
+    for path, value in changes.items():
+        config = _override(config, path.split("."), value, path)
+    return config
+
+
+def _override(owner: Any, path: list[str], value: Any, full: str) -> Any:
+    hints = field_types(type(owner))
+    if path[0] not in hints or path[0] in ("domain_name", "method_name", "preset"):
+        raise ValueError(f"unknown setting {full!r}{suggestion(full, setting_names(owner))}")
+    if len(path) > 1:
+        return replace(owner, **{path[0]: _override(getattr(owner, path[0]), path[1:], value, full)})
+    if dataclasses.is_dataclass(getattr(owner, path[0])):
+        inner = next(iter(field_types(type(getattr(owner, path[0])))))
+        raise ValueError(f"{full!r} is a section; set one of its fields, such as {full}.{inner}")
+    return replace(owner, **{path[0]: checked(value, hints[path[0]], full)})
+
+
+def setting_names(config: Any, prefix: str = "") -> list[str]:
+    """Every field that `override` may change, dotted."""
+    names = []
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        names += (
+            setting_names(value, f"{prefix}{item.name}.") if dataclasses.is_dataclass(value) else [prefix + item.name]
+        )
+    return names
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """The end of an error sentence: the nearest known word, or all of them."""
+    known = list(known)
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
+
+
+def lookup(kind: str, name: str, table: Mapping[str, Any] | Iterable[str]) -> str:
+    """The name itself, if it is known."""
+    if name not in table:
+        raise ValueError(f"unknown {kind} {name!r}{suggestion(name, table)}")
+    return name
+
+
+# ---------------------------------------------------------------- JSON
+
+
+def to_json(value: Any) -> Any:
+    """Plain JSON values of a config or a spec."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {item.name: to_json(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: to_json(item) for key, item in value.items()}
+    return [to_json(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def run_config_from_json(data: Mapping[str, Any]) -> RunConfig:
+    """The inverse of `to_json`; every field must be there, none may be unknown, and types must fit."""
+    sections = {"train": TrainConfig, "evaluation": EvaluationConfig}
+    try:
+        sections["domain"] = DOMAINS[lookup("domain", data["domain_name"], DOMAINS)].config
+        sections["method"] = METHODS[lookup("method", data["method_name"], METHODS)].config
+    except KeyError as missing:
+        raise ValueError(f"the field {missing} is missing") from None
+    built = {name: from_json(kind, data.get(name), name) for name, kind in sections.items()}
+    return from_json(RunConfig, {**data, **built}, "")
+
+
+def from_json(kind: type[Any], data: Any, where: str) -> Any:
+    hints = field_types(kind)
+    if not isinstance(data, Mapping):
+        raise ValueError(f"the section {where!r} is missing or not a table")
+    dot = f"{where}." if where else ""
+    if unknown := sorted(data.keys() - hints.keys()):
+        raise ValueError(f"unknown field {dot}{unknown[0]}{suggestion(unknown[0], hints)}")
+    if missing := sorted(hints.keys() - data.keys()):
+        raise ValueError(f"the field {dot}{missing[0]} is missing")
+    return kind(**{name: checked(data[name], hint, dot + name) for name, hint in hints.items()})
+
+
+def field_types(kind: type[Any]) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {item.name: hints[item.name] for item in dataclasses.fields(kind)}
+
+
+def checked(value: Any, hint: Any, name: str) -> Any:
+    """The value as the field's type wants it, or a ValueError that names field and value."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any or (dataclasses.is_dataclass(hint) and isinstance(value, typing.cast("type", hint))):
+        return value
+    if origin is Literal:
+        if value not in args:
+            raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, args))}")
+        return value
+    if origin in (typing.Union, types.UnionType):
+        return None if value is None and type(None) in args else checked(value, args[0], name)
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(checked(item, args[0], name) for item in value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(hint, type) and isinstance(value, hint) and isinstance(value, bool) == (hint is bool):
+        return value
+    raise ValueError(f"{name}={value!r} must be {getattr(hint, '__name__', hint)}")
+
+
+KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Vector, Items, Assets, Discrete, Weights)}
+
+
+def spec_to_json(spec: Spec) -> dict[str, Any]:
+    parts = {
+        name: {"kind": type(part).__name__, **to_json(part)}
+        for name, part in (("obs", spec.obs), ("action", spec.action))
+    }
+    return {**to_json(spec), **parts}
+
+
+def spec_from_json(data: Mapping[str, Any]) -> Spec:
+    parts = {
+        name: KINDS[data[name]["kind"]](**{k: v for k, v in data[name].items() if k != "kind"})
+        for name in ("obs", "action")
+    }
+    extras = {name: tuple(shape) for name, shape in data["extras"].items()}
+    return Spec(**{**data, **parts, "extras": extras})

@@ -1,0 +1,32 @@
+"""Domains: one file or folder is one column of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from uat.domains.darkroom import DarkRoom, DarkRoomConfig
+from uat.domains.domain import Domain, Split, split_seed
+
+__all__ = ["DOMAINS", "Domain", "DomainEntry", "Split", "split_seed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DomainEntry:
+    """An entry of the registry: how to build the domain from its config."""
+
+    build: Callable[[Any], Domain]
+    config: type[Any]
+    tasks: tuple[str, ...]
+    summary: str
+
+
+DOMAINS: dict[str, DomainEntry] = {
+    "darkroom": DomainEntry(
+        build=DarkRoom,
+        config=DarkRoomConfig,
+        tasks=DarkRoom.train_tasks,
+        summary="a grid with a hidden goal that moves from episode to episode",
+    ),
+}

@@ -1,0 +1,91 @@
+"""The dark room as a domain: what is trained, measured, and shown beside it.
+
+Axes: B episodes, T time, A actions, C cells of the agent, G cells of the goal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from uat.domains.darkroom.filter import DarkRoomFilter
+from uat.domains.darkroom.world import DarkRoomConfig, DarkRoomSimulator, Grid
+from uat.domains.domain import Split
+from uat.types import Agent, Discrete, Metric, Spec, Step, Trajectory, episode_mean
+
+
+class DarkRoom:
+    """Navigation to a goal that drifts, jumps or cycles between episodes."""
+
+    name: ClassVar[str] = "darkroom"
+    train_tasks: ClassVar[tuple[str, ...]] = ("gradual", "abrupt", "cyclic")
+    metrics: tuple[Metric, ...] = (
+        Metric(name="accuracy", label="Accuracy"),
+        Metric(name="optimal_accuracy", label="Optimal-set accuracy"),
+        Metric(name="efficiency", label="Navigation efficiency"),
+        Metric(name="return", label="Return"),
+    )
+
+    def __init__(self, config: DarkRoomConfig) -> None:
+        self.config = config
+        self.spec = config.spec
+        self.task: str = config.schedule
+        self.setting = _setting(config)
+        self.grid = Grid.build(config.size, config.tie_break)
+
+    def simulator(self, split: Split, device: torch.device | str) -> DarkRoomSimulator:
+        """The same room for every split; splits differ by seed alone."""
+        return DarkRoomSimulator(self.config, device)
+
+    def measure(self, trajectory: Trajectory) -> dict[str, Tensor]:
+        action_BT, valid_BT = trajectory.action, trajectory.valid
+        position_BT, goal_BT = trajectory.extras["position"], trajectory.extras["goal"]
+        optimal_BT = self.grid.optimal_ACG.to(action_BT.device)[action_BT, position_BT, goal_BT]
+        return {
+            "accuracy": episode_mean((action_BT == trajectory.target).float(), valid_BT),
+            "optimal_accuracy": episode_mean(optimal_BT.float(), valid_BT),
+            "efficiency": self._efficiency(position_BT, goal_BT, valid_BT),
+            "return": torch.where(valid_BT, trajectory.reward, 0.0).sum(1),
+        }
+
+    def references(self) -> dict[str, Agent[Any]]:
+        return {"ceiling": DarkRoomFilter(self.config), "random": UniformAgent(self.spec)}
+
+    def _efficiency(self, position_BT: Tensor, goal_BT: Tensor, valid_BT: Tensor) -> Tensor:
+        """(B,) shortest path over moves made until first on the goal of the moment; the horizon if never.
+
+        The cell before action t is the cell after t moves, and arriving with the last move counts as the horizon.
+        """
+        arrived_BT = (position_BT == goal_BT) & valid_BT
+        moves_B = torch.where(arrived_BT.any(1), arrived_BT.int().argmax(1), self.spec.horizon)
+        shortest_B = self.grid.distance_CG.to(position_BT.device)[position_BT[:, 0], goal_BT[:, 0]]
+        return shortest_B / torch.maximum(moves_B, shortest_B)
+
+
+class UniformAgent:
+    """Knows nothing and remembers nothing: every action is as likely as the next."""
+
+    sampled: ClassVar[bool] = True
+    """Whether to play a sample of the logits instead of their arg-max."""
+
+    def __init__(self, spec: Spec) -> None:
+        assert isinstance(spec.action, Discrete)
+        self.num_actions = spec.action.count
+
+    def init_state(self, streams: int, capacity: int, device: torch.device | str) -> None:
+        return None
+
+    def step(self, state: None, step: Step) -> tuple[Tensor, None]:
+        return torch.zeros(step.obs.shape[0], self.num_actions, device=step.obs.device), None
+
+
+def _setting(config: DarkRoomConfig) -> str:
+    """The fields beside the schedule that are not at their defaults: "tie_break=row-first,size=8"."""
+    changed = {f.name: getattr(config, f.name) for f in fields(config) if getattr(config, f.name) != f.default}
+    changed.pop("schedule", None)
+    if "shift_steps" in changed:
+        changed["shift_steps"] = "+".join(map(str, config.shift_steps))
+    return ",".join(f"{name}={value}" for name, value in changed.items()) or "default"

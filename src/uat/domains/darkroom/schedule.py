@@ -1,0 +1,84 @@
+"""Where the goal is: drawn, for the simulator, and in law, for the Bayes filter.
+
+A stage is a place in a world's goal sequence. Gradual and cyclic goals move on with every episode, abrupt ones
+with every sixth. Any stage is reached at random access: nothing is carried from episode to episode.
+
+Axes: B episodes, K stages, C or G cells (row * size + column).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from uat.noise import integers
+
+Schedule = Literal["gradual", "abrupt", "cyclic"]
+
+EPISODES_PER_BLOCK = 6
+"""An abrupt goal lasts this many episodes."""
+UNIT_MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
+
+
+def goals(schedule: Schedule, size: int, seed: int, world_B: Tensor, index_B: Tensor, shifts: int) -> Tensor:
+    """(B, 1 + shifts) goal cells of the index-th episode of each world: at its start and after each shift in it."""
+    stage_B = index_B // EPISODES_PER_BLOCK if schedule == "abrupt" else index_B
+    stage_BK = stage_B[:, None] + torch.arange(1 + shifts, device=index_B.device)
+    if schedule == "gradual":
+        return _walk(size, seed, world_B, stage_BK)
+    if schedule == "abrupt":
+        blocks = int(stage_BK.max()) + 1
+        return integers(seed, "darkroom.goal.abrupt", world_B, blocks, below=size**2).gather(1, stage_BK)
+    waypoints = waypoint_cells(size).to(index_B.device)
+    phase_B1 = integers(seed, "darkroom.goal.phase", world_B, 1, below=len(waypoints))
+    return waypoints[(stage_BK + phase_B1) % len(waypoints)]
+
+
+def prior(schedule: Schedule, size: int) -> Tensor:
+    """(G,) chance of each goal cell in any one episode, as integer weights."""
+    if schedule == "gradual":  # the walk starts in its stationary law: half weight at a wall, a quarter in a corner
+        axis = torch.full((size,), 2.0, dtype=torch.float64)
+        axis[[0, -1]] = 1.0
+        return torch.outer(axis, axis).flatten()
+    if schedule == "abrupt":
+        return torch.ones(size**2, dtype=torch.float64)
+    return one_hot(waypoint_cells(size), size**2).sum(0).double()
+
+
+def kernel(schedule: Schedule, size: int) -> Tensor:
+    """(G, G) chance that the goal moves from a cell to another at a shift, as integer weights with equal row sums."""
+    if schedule == "gradual":
+        cell_G = torch.arange(size**2)
+        at_G2 = torch.stack([cell_G // size, cell_G % size], dim=-1)
+        return one_hot(_fold(at_G2 + torch.tensor(UNIT_MOVES)[:, None], size), size**2).sum(0).double()
+    if schedule == "abrupt":
+        return torch.ones(size**2, size**2, dtype=torch.float64)
+    waypoints = waypoint_cells(size)
+    kernel_GG = torch.zeros(size**2, size**2, dtype=torch.float64)
+    kernel_GG[waypoints, waypoints.roll(-1)] = 1.0
+    return kernel_GG
+
+
+def waypoint_cells(size: int) -> Tensor:
+    """(4,) the cyclic goals, clockwise, size // 5 cells away from the walls: (2,2) (2,7) (7,7) (7,2) for size 10."""
+    near, far = size // 5, size - 1 - size // 5
+    return torch.tensor([row * size + column for row, column in ((near, near), (near, far), (far, far), (far, near))])
+
+
+def _walk(size: int, seed: int, world_B: Tensor, stage_BK: Tensor) -> Tensor:
+    """Goals of a random walk between mirrors: the free walk, folded. The n-th move of a world never changes."""
+    start_B2 = integers(seed, "darkroom.goal.start", world_B, 2, below=2 * (size - 1))
+    move = integers(seed, "darkroom.goal.move", world_B, int(stage_BK.max()), below=len(UNIT_MOVES))
+    step_BN2 = torch.tensor(UNIT_MOVES, device=world_B.device)[move]
+    path = torch.cat([start_B2[:, None], step_BN2], dim=1).cumsum(1)
+    return _fold(path, size).gather(1, stage_BK)
+
+
+def _fold(at: Tensor, size: int) -> Tensor:
+    """Cells of (..., 2) unbounded coordinates, mirrored at the walls: -1 is 1, and `size` is size - 2."""
+    period = 2 * (size - 1)
+    inside = torch.minimum(at % period, period - at % period)
+    return inside[..., 0] * size + inside[..., 1]

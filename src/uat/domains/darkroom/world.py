@@ -1,0 +1,174 @@
+"""The dark room: a grid, a hidden goal, and worlds that are a few table lookups per step.
+
+Order of events at step t: the goal moves (if t is a shift step), the agent observes, the expert labels, the agent
+acts; the reward is earned with the goal of step t. A shift at t therefore shows in observation and label t, while
+reward t - 1 still belongs to the old goal.
+
+Axes: B worlds, C cells of the agent and G cells of the goal (row * size + column), A actions, O wall mask.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, Self, get_args
+
+import torch
+from torch import Tensor
+
+from uat.domains.darkroom.schedule import Schedule, goals
+from uat.noise import integers, uniform
+from uat.types import Discrete, Noise, Spec, TensorFields, Vector
+
+TieBreak = Literal["larger-axis", "row-first", "random"]
+
+STAY, UP, DOWN, LEFT, RIGHT = range(5)
+MOVES = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))
+CUE_REACH = 2
+CUE_CHANCE = 0.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DarkRoomConfig:
+    schedule: Schedule = "gradual"
+    """How the goal moves from episode to episode: gradual, abrupt or cyclic."""
+    tie_break: TieBreak = "larger-axis"
+    """Which shortest path the expert takes: larger-axis, row-first or random."""
+    size: int = 10
+    """Cells along each side of the room."""
+    horizon: int = 60
+    """Steps of one episode; none ends early."""
+    num_worlds: int = 256
+    """Goal sequences that run side by side; episode id = index in its sequence * num_worlds + world."""
+    shift_steps: tuple[int, ...] = ()
+    """Steps inside an episode at which the goal moves on along its schedule."""
+
+    def __post_init__(self) -> None:
+        if self.schedule not in get_args(Schedule):
+            raise ValueError(f"schedule={self.schedule!r} must be one of {get_args(Schedule)}")
+        if self.tie_break not in get_args(TieBreak):
+            raise ValueError(f"tie_break={self.tie_break!r} must be one of {get_args(TieBreak)}")
+        for name, least in {"size": 2, "horizon": 1, "num_worlds": 1}.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
+        bounds = (0, *self.shift_steps, self.horizon)
+        if any(a >= b for a, b in pairwise(bounds)):
+            raise ValueError(f"shift_steps={self.shift_steps} must increase within [1, horizon={self.horizon})")
+
+    @property
+    def spec(self) -> Spec:
+        return Spec(obs=Vector(10), action=Discrete(len(MOVES)), horizon=self.horizon)
+
+
+@dataclass(slots=True, kw_only=True)
+class Grid(TensorFields):
+    """All that can happen in a room, tabulated."""
+
+    next_AC: Tensor
+    """Cell after a move; walls clamp."""
+    reward_ACG: Tensor
+    optimal_ACG: Tensor
+    """True for the moves that reduce the distance, and for staying on the goal."""
+    expert_2CG: Tensor
+    """The expert's action, twice; the two differ only where it tosses a coin between two optimal moves."""
+    walls_CO: Tensor
+    """3x3 mask around the cell, row by row: 1 outside the room."""
+    distance_CG: Tensor
+    """Manhattan distance."""
+
+    @classmethod
+    def build(cls, size: int, tie_break: TieBreak) -> Self:
+        cell_C, move_A2 = torch.arange(size**2), torch.tensor(MOVES)
+        row_C, column_C = cell_C // size, cell_C % size
+        row_AC, column_AC = row_C + move_A2[:, :1], column_C + move_A2[:, 1:]
+        next_AC = row_AC.clamp(0, size - 1) * size + column_AC.clamp(0, size - 1)
+
+        down_CG, right_CG = row_C - row_C[:, None], column_C - column_C[:, None]  # from the agent to the goal
+        distance_CG = down_CG.abs() + right_CG.abs()
+        after_ACG = distance_CG[next_AC]
+        closer_ACG, farther_ACG = after_ACG < distance_CG, after_ACG > distance_CG
+        reward_ACG = -0.01 + 0.5 * closer_ACG.double() - 0.5 * farther_ACG.double() + 2.0 * (after_ACG == 0).double()
+        optimal_ACG = closer_ACG.clone()
+        optimal_ACG[STAY] = distance_CG == 0
+
+        around = torch.tensor([-1, 0, 1])
+        row_CO, column_CO = row_C[:, None] + around.repeat_interleave(3), column_C[:, None] + around.repeat(3)
+        return cls(
+            next_AC=next_AC,
+            reward_ACG=reward_ACG.float(),
+            optimal_ACG=optimal_ACG,
+            expert_2CG=_expert(down_CG, right_CG, tie_break),
+            walls_CO=((row_CO < 0) | (row_CO >= size) | (column_CO < 0) | (column_CO >= size)).float(),
+            distance_CG=distance_CG,
+        )
+
+
+def _expert(down_CG: Tensor, right_CG: Tensor, tie_break: TieBreak) -> Tensor:
+    """(2, C, G) the expert's action under either side of its coin."""
+    vertical_CG, horizontal_CG = torch.where(down_CG < 0, UP, DOWN), torch.where(right_CG < 0, LEFT, RIGHT)
+    if tie_break == "larger-axis":
+        goes_vertical = (down_CG.abs() >= right_CG.abs()).expand(2, -1, -1)
+    elif tie_break == "row-first":
+        goes_vertical = (down_CG != 0).expand(2, -1, -1)
+    else:
+        goes_vertical = torch.stack([down_CG != 0, right_CG == 0])
+    arrived_CG = (down_CG == 0) & (right_CG == 0)
+    return torch.where(arrived_CG, STAY, torch.where(goes_vertical, vertical_CG, horizontal_CG))
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    position_B: Tensor
+    noise: Noise
+    t: int
+
+
+class DarkRoomSimulator:
+    """Worlds of one room. Only `noise` reads values on the host; all else can be captured as a CUDA graph."""
+
+    def __init__(self, config: DarkRoomConfig, device: torch.device | str) -> None:
+        self.config = config
+        self.spec = config.spec
+        self.device = device
+        self.grid = Grid.build(config.size, config.tie_break).to(device)
+
+    def noise(self, episode_ids: Tensor, seed: int) -> Noise:
+        c, ids_B = self.config, episode_ids.to(self.device)
+        goal_BK = goals(c.schedule, c.size, seed, ids_B % c.num_worlds, ids_B // c.num_worlds, len(c.shift_steps))
+        other_B = integers(seed, "darkroom.start", ids_B, 1, below=c.size**2 - 1)[:, 0]
+        return {
+            "goal": goal_BK,
+            "start": other_B + (other_B >= goal_BK[:, 0]),  # uniform over the cells that are not the goal
+            "cue": uniform(seed, "darkroom.cue", ids_B, c.horizon + 1).float(),
+            "tie": uniform(seed, "darkroom.tie", ids_B, c.horizon).float(),
+        }
+
+    def reset(self, noise: Noise) -> tuple[World, Tensor]:
+        world = World(noise["start"], noise, t=0)
+        return world, self._observe(world)
+
+    def expert(self, world: World) -> Tensor:
+        coin_B = (world.noise["tie"][:, world.t] >= 0.5).long()
+        return self.grid.expert_2CG[coin_B, world.position_B, self._goal(world)]
+
+    def allowed(self, world: World) -> None:
+        return None
+
+    def step(self, world: World, action: Tensor) -> tuple[World, Tensor, Tensor, Tensor]:
+        reward_B = self.grid.reward_ACG[action, world.position_B, self._goal(world)]
+        after = World(self.grid.next_AC[action, world.position_B], world.noise, world.t + 1)
+        done_B = torch.full_like(action, after.t == self.spec.horizon, dtype=torch.bool)
+        return after, self._observe(after), reward_B, done_B
+
+    def extras(self, world: World) -> dict[str, Tensor]:
+        return {"position": world.position_B, "goal": self._goal(world)}
+
+    def _goal(self, world: World) -> Tensor:
+        return world.noise["goal"][:, bisect_right(self.config.shift_steps, world.t)]
+
+    def _observe(self, world: World) -> Tensor:
+        """(B, 10) wall mask and cue."""
+        near_B = self.grid.distance_CG[world.position_B, self._goal(world)] <= CUE_REACH
+        cue_B = near_B & (world.noise["cue"][:, world.t] < CUE_CHANCE)
+        return torch.cat([self.grid.walls_CO[world.position_B], cue_B[:, None].float()], dim=1)

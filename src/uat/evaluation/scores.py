@@ -1,0 +1,121 @@
+"""Scores: rows first. The policy of a run and the domain's references play the same test episodes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from uat.config import RunConfig, to_json
+from uat.domains import split_seed
+from uat.runs import Run, RunError, load_policy, read_tensors, write_tensors
+from uat.training.playing import Player, play_all
+from uat.training.surroundings import pick_device, precision
+from uat.types import Score
+
+CEILING, EXPERT, RANDOM = "ceiling", "expert", "random"
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What a run scored: rows, and the number of every episode behind them."""
+
+    scores: list[Score]
+    episodes: dict[str, dict[str, Tensor]]
+    """method -> metric -> one value per episode."""
+
+    def interval(self, method: str, metric: str) -> tuple[float, float]:
+        """95 % interval of the mean over episodes, which are independent draws."""
+        values = self.episodes[method][metric]
+        half = 1.96 * values.std().item() / len(values) ** 0.5 if len(values) > 1 else float("nan")
+        return values.mean().item() - half, values.mean().item() + half
+
+
+def evaluate(
+    run: Run | Path | str,
+    *,
+    episodes: int | None = None,
+    references: bool = True,
+    device: torch.device | str | None = None,
+) -> Evaluation:
+    """Score a run's policy on the test episodes, beside the Bayes filter, the expert and chance.
+
+    The rows are written to the run's scores.jsonl, the numbers per episode beside them.
+    """
+    run = run if isinstance(run, Run) else Run.open(run)
+    chosen, config = pick_device(device), run.config
+    count = episodes or config.evaluation.episodes
+    domain = config.build_domain()
+    policy = load_policy(run.path).to(chosen)
+    with precision(config.train.precision):
+        found = {config.method_name: _measure(domain, policy, count, chosen)}
+        if references:
+            found |= reference_episodes(run, count, chosen)
+    scores = [row for method, metrics in found.items() for row in rows_of(config, domain, method, metrics)]
+    run.write_rows("scores.jsonl", [asdict(score) for score in scores])
+    flat = {f"{method}/{metric}": values for method, metrics in found.items() for metric, values in metrics.items()}
+    write_tensors(run.file("episodes.safetensors"), flat, {"split": "test"})
+    return Evaluation(scores, found)
+
+
+def rows_of(config: RunConfig, domain: Any, method: str, metrics: dict[str, Tensor]) -> list[Score]:
+    """One row per metric. References belong to the domain, not to a run or a seed."""
+    own = method == config.method_name
+    return [
+        Score(
+            run=config.identity() if own else "",
+            method=method,
+            domain=config.domain_name,
+            task=domain.task,
+            setting=domain.setting,
+            split="test",
+            seed=config.seed if own else 0,
+            metric=metric,
+            value=values.mean().item(),
+            n=len(values),
+        )
+        for metric, values in metrics.items()
+    ]
+
+
+def reference_episodes(run: Run, count: int, device: torch.device) -> dict[str, dict[str, Tensor]]:
+    """What the filter, the expert and chance score; worked out once and kept in the run folder."""
+    file = run.file("references.safetensors")
+    key = {"domain": run.config.domain_name, "config": to_json(run.config.domain), "episodes": count}
+    try:
+        tensors, meta = read_tensors(file)
+        if meta["key"] == json.loads(json.dumps(key)):
+            return _nested(tensors)
+    except (RunError, KeyError):
+        pass  # none yet, or not readable: worked out anew
+    domain = run.config.build_domain()
+    agents: dict[str, Any] = {**domain.references(), EXPERT: None}
+    found = {name: _measure(domain, agent, count, device) for name, agent in agents.items()}
+    flat = {f"{name}/{metric}": values for name, metrics in found.items() for metric, values in metrics.items()}
+    write_tensors(file, flat, {"key": key})
+    return found
+
+
+def gap_closed(value: float, blind: float, ceiling: float) -> float | None:
+    """Which share of the way from the blind score to the filter's a method covers; None if there is no gap."""
+    return (value - blind) / (ceiling - blind) if abs(ceiling - blind) > 1e-9 else None
+
+
+def _measure(domain: Any, agent: Any, count: int, device: torch.device) -> dict[str, Tensor]:
+    """Each metric on test episodes 0 .. count-1."""
+    is_policy = isinstance(agent, torch.nn.Module)
+    player = Player(agent, domain.simulator("test", device), device=device, sampled=getattr(agent, "sampled", False))
+    at_once = 1024 if is_policy or agent is None else 128
+    return play_all(player, count, split_seed("test", 0), domain.measure, at_once)
+
+
+def _nested(flat: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, values in flat.items():
+        method, metric = name.split("/")
+        found.setdefault(method, {})[metric] = values
+    return found

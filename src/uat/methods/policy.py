@@ -1,0 +1,75 @@
+"""The contract of a method: one row of the table."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from uat.nn.blocks import Trace
+from uat.nn.heads import Head
+from uat.types import Batch, Losses, Spec, Step, masked_sum
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One stage of training: what is minimised. Cloning is one phase; other methods may have several."""
+
+    name: str
+    loss: Callable[[Batch], Losses]
+
+
+class Policy(nn.Module, ABC):
+    """Maps what is known at t to logits over actions: all steps at once for training, one at a time for acting."""
+
+    sees: ClassVar[frozenset[str]] = frozenset()
+    """Feedback that may change a decision: any of "action", "reward"."""
+    parallel: ClassVar[bool] = True
+    """Whether `features` gives every step in one pass that equals streaming; adapting methods replay instead."""
+    adapts: ClassVar[bool] = False
+    """Whether weights change while acting; they live in the state, never in the module."""
+    trains_as: ClassVar[str | None] = None
+    """The method whose trained weights this one starts from, if it has no training of its own."""
+    revision: ClassVar[int] = 1
+    """Raised when the same config starts to mean another function: old runs are then other runs."""
+
+    head: Head
+
+    def __init__(self, spec: Spec, config: Any) -> None:
+        super().__init__()
+        self.spec, self.config = spec, config
+
+    @abstractmethod
+    def features(self, batch: Batch) -> Tensor:
+        """h (B, T, D) at every step, knowing the past alone."""
+
+    @abstractmethod
+    def init_state(self, streams: int, capacity: int, device: torch.device | str) -> Any:
+        """Memory for `streams` streams of at most `capacity` steps."""
+
+    @abstractmethod
+    def step(self, state: Any, step: Step) -> tuple[Tensor, Any]:
+        """Logits (B, A) of this step, and the state after it; the state that came in is consumed."""
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Logits (B, T, A) at every step; for small action sets."""
+        return self.head.logits(self.features(batch), batch.allowed)
+
+    def loss(self, batch: Batch) -> Losses:
+        """How far from the expert, over real steps."""
+        return {"imitation": masked_sum(self.head.nll(self.features(batch), batch.target, batch.allowed), batch.valid)}
+
+    def trace(self, batch: Batch) -> Trace:
+        """Attention and gates at every step, for looking at; methods without attention have none to show."""
+        raise ValueError(f"{type(self).__name__} has no attention to look at")
+
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase("imitation", self.loss),)
+
+    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        """Parameters by learning rate: "base", and "utility" where a method has a faster part."""
+        return {"base": list(self.parameters())}

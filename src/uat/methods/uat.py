@@ -1,0 +1,91 @@
+"""The Utility-Augmented Transformer: what was done and what came of it reshapes attention itself.
+
+Source: "Breaking Feedback-Blindness: Utility-Augmented Transformer for Sequential Decision Making".
+
+Differences from the paper
+  1. weight-vector actions have a bias-free W_a of their own     test_no_feedback_is_vanilla
+  2. the loss is averaged over real steps alone                  test_padding_never_changes_a_loss
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from uat.methods.policy import Policy
+from uat.nn.blocks import Trace, Transformer, TransformerConfig
+from uat.nn.cache import KVCache
+from uat.nn.heads import build_head
+from uat.nn.utility import UtilityGates
+from uat.types import Batch, Spec, Step
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UATConfig(TransformerConfig):
+    d_utility: int = 16
+    """Width of the utility state u."""
+    d_action: int = 8
+    """Width of the action embedding that enters the utility encoder."""
+    d_hidden: int = 32
+    """Hidden width of the utility encoder."""
+    decay: float = 0.7
+    """Memory λ of the regime state: 0 keeps the latest feedback alone, near 1 a long average."""
+
+    def __post_init__(self) -> None:
+        TransformerConfig.__post_init__(self)
+        for name in ("d_utility", "d_action", "d_hidden"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if not 0 <= self.decay < 1:
+            raise ValueError(f"decay={self.decay} must lie in [0, 1)")
+
+
+@dataclass(slots=True)
+class UATState:
+    cache: KVCache
+    ubar_BU: Tensor
+
+
+class UAT(Policy):
+    sees = frozenset({"action", "reward"})
+    config: UATConfig
+
+    def __init__(self, spec: Spec, config: UATConfig) -> None:
+        super().__init__(spec, config)
+        c = config
+        self.backbone = Transformer(spec, c, utility=True)
+        self.utility = UtilityGates(
+            spec,
+            d_model=c.d_model,
+            num_layers=c.num_layers,
+            d_action=c.d_action,
+            d_hidden=c.d_hidden,
+            d_utility=c.d_utility,
+            decay=c.decay,
+        )
+        self.head = build_head(spec, c.d_model)
+
+    def features(self, batch: Batch) -> Tensor:
+        gates = self.utility(batch.prev_action, batch.prev_reward)
+        return self.backbone(batch.obs, gates, start_B=batch.start)
+
+    def init_state(self, streams: int, capacity: int, device: torch.device | str) -> UATState:
+        cache = self.backbone.init_cache(streams, capacity)
+        return UATState(cache, ubar_BU=cache.kv_L2BHSE.new_zeros(streams, self.config.d_utility))
+
+    def step(self, state: UATState, step: Step) -> tuple[Tensor, UATState]:
+        ubar_BU = state.ubar_BU.masked_fill(step.first[:, None], 0.0)
+        gates, ubar_BU = self.utility.step(ubar_BU, step.prev_action, step.prev_reward)
+        h_BD = self.backbone.step(step.obs, step.first, state.cache, gates)
+        return self.head.logits(h_BD, step.allowed), UATState(state.cache, ubar_BU)
+
+    def trace(self, batch: Batch) -> Trace:
+        return self.backbone.trace(batch.obs, self.utility(batch.prev_action, batch.prev_reward))
+
+    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        """The utility encoder E and W_ρ learn at their own rate; all else, W_a included, at the base rate."""
+        fast = [*self.utility.encoder.mlp.parameters(), *self.utility.regime.parameters()]
+        chosen = {id(p) for p in fast}
+        return {"base": [p for p in self.parameters() if id(p) not in chosen], "utility": fast}

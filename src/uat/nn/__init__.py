@@ -1,0 +1,1 @@
+"""Architecture: what methods are built of. No decisions about learning."""

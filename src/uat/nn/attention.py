@@ -1,0 +1,130 @@
+"""Causal attention whose projections feedback may change (paper, section "Feedback Conditioned Attention").
+
+  q_t = W_Q x_t + ρ_t ⊙ (W_Q^u x_t) + U_Q ρ_t
+  k_j = W_K x_j + g_j ⊙ (W_K^u x_j) + U_K g_j
+  v_j = W_V x_j + g_j ⊙ (W_V^u x_j) + U_V g_j
+  h_t = Σ_{j≤t} softmax_j(⟨q_t, k_j⟩ / √E) v_j          per head
+
+Without gates it is plain causal attention; with gates that are zero it is the same, to the last bit.
+Shapes: B batch, T time, D width, H heads, E head size, S cached steps. Heads lie side by side in D.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from uat.nn.cache import KVCache
+
+
+class Parts(NamedTuple):
+    """The three summands of one utility-affine projection."""
+
+    base: Tensor
+    """W x"""
+    modulated: Tensor
+    """gate ⊙ (W^u x)"""
+    offset: Tensor
+    """U gate"""
+
+    def total(self) -> Tensor:
+        return self.base + self.modulated + self.offset
+
+
+class UtilityAffine(nn.Module):
+    """W x + gate ⊙ (W^u x) + U gate for queries, keys and values.
+
+    All W and W^u lie in one parameter: rows of Q, K, V, then of their utility twins. The base rows are
+    multiplied on their own, exactly as without utility, so that zero gates change no bit.
+    """
+
+    def __init__(self, d_model: int, num_heads: int, *, utility: bool) -> None:
+        super().__init__()
+        d_head = d_model // num_heads
+        self.num_heads, self.utility = num_heads, utility
+        self.weight = nn.Parameter(torch.empty((6 if utility else 3) * d_model, d_model))
+        nn.init.uniform_(self.weight[: 3 * d_model], -(d_model**-0.5), d_model**-0.5)
+        nn.init.normal_(self.weight[3 * d_model :], std=0.1)
+        self.bias_3HEE = nn.Parameter(torch.zeros(3, num_heads, d_head, d_head)) if utility else None  # U_Q, U_K, U_V
+
+    def forward(self, x: Tensor, rho: Tensor | None = None, g: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v of shape (..., D) for x of shape (..., D)."""
+        if rho is None or g is None:
+            q, k, v = F.linear(x, self.base_weight).chunk(3, dim=-1)
+            return q, k, v
+        q, k, v = self.parts(x, rho, g)
+        return q.total(), k.total(), v.total()
+
+    def parts(self, x: Tensor, rho: Tensor, g: Tensor) -> tuple[Parts, Parts, Parts]:
+        """The summands of q, k and v, kept apart."""
+        assert self.bias_3HEE is not None
+        base = F.linear(x, self.base_weight).chunk(3, dim=-1)
+        twin = F.linear(x, self.twin_weight).chunk(3, dim=-1)
+        rho_bias, g_bias = self._offset(rho, self.bias_3HEE[:1]), self._offset(g, self.bias_3HEE[1:])
+        return (
+            Parts(base[0], rho * twin[0], rho_bias[0]),
+            Parts(base[1], g * twin[1], g_bias[0]),
+            Parts(base[2], g * twin[2], g_bias[1]),
+        )
+
+    @property
+    def base_weight(self) -> Tensor:
+        """W_Q, W_K, W_V as one (3D, D)."""
+        return self.weight[: 3 * self.weight.shape[1]]
+
+    @property
+    def twin_weight(self) -> Tensor:
+        """W_Q^u, W_K^u, W_V^u as one (3D, D)."""
+        return self.weight[3 * self.weight.shape[1] :]
+
+    def _offset(self, gate: Tensor, bias_KHEE: Tensor) -> Tensor:
+        """U gate inside each head, for each of the K matrices: (K, ..., D)."""
+        gate_HNE = gate.reshape(-1, self.num_heads, gate.shape[-1] // self.num_heads).transpose(0, 1)
+        offset_KHNE = gate_HNE @ bias_KHEE.mT
+        return offset_KHNE.transpose(1, 2).reshape(-1, *gate.shape)
+
+
+class Attention(nn.Module):
+    """Multi-head causal attention over utility-affine projections, and its cached step."""
+
+    def __init__(self, d_model: int, num_heads: int, *, dropout: float, utility: bool) -> None:
+        super().__init__()
+        self.project = UtilityAffine(d_model, num_heads, utility=utility)
+        self.out = nn.Linear(d_model, d_model)
+        self.num_heads, self.dropout = num_heads, dropout
+
+    def forward(self, x_BTD: Tensor, rho_BTD: Tensor | None, g_BTD: Tensor | None) -> Tensor:
+        q, k, v = (self._split(y).transpose(-2, -3) for y in self.project(x_BTD, rho_BTD, g_BTD))  # (B, H, T, E)
+        dropout = self.dropout if self.training else 0.0
+        h_BHTE = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
+        return self.out(h_BHTE.transpose(1, 2).flatten(-2))
+
+    def step(
+        self, x_BD: Tensor, rho_BD: Tensor | None, g_BD: Tensor | None, cache: KVCache, layer: int, visible_BS: Tensor
+    ) -> Tensor:
+        q_BHE, k_BHE, v_BHE = (self._split(y) for y in self.project(x_BD, rho_BD, g_BD))
+        k_BHSE, v_BHSE = cache.write(layer, k_BHE, v_BHE)
+        h_BHE = F.scaled_dot_product_attention(q_BHE[:, :, None], k_BHSE, v_BHSE, attn_mask=visible_BS[:, None, None])
+        return self.out(h_BHE.flatten(1))
+
+    def logit_terms(self, x_BTD: Tensor, rho_BTD: Tensor, g_BTD: Tensor) -> Tensor:
+        """⟨q_t, k_j⟩ / √E term by term: (3, 3, B, H, T, T), query part by key part, in the order of `Parts`.
+
+        Entry [0, 0] is the observation-only logit; the rest is what feedback adds ("modulation").
+        """
+        q, k, _ = self.project.parts(x_BTD, rho_BTD, g_BTD)
+        q_3BHTE, k_3BHTE = (self._split(torch.stack(parts)).transpose(-2, -3) for parts in (q, k))
+        return q_3BHTE[:, None] @ k_3BHTE[None].mT / q_3BHTE.shape[-1] ** 0.5
+
+    def weights(self, x_BTD: Tensor, rho_BTD: Tensor | None, g_BTD: Tensor | None) -> Tensor:
+        """The attention itself, for looking at: (B, H, T, T)."""
+        q, k, _ = (self._split(y).transpose(-2, -3) for y in self.project(x_BTD, rho_BTD, g_BTD))
+        logits_BHTT = q @ k.mT / q.shape[-1] ** 0.5
+        future_TT = torch.ones_like(logits_BHTT[0, 0], dtype=torch.bool).triu(1)
+        return logits_BHTT.masked_fill(future_TT, -torch.inf).softmax(-1)
+
+    def _split(self, y: Tensor) -> Tensor:
+        return y.unflatten(-1, (self.num_heads, -1))  # (..., D) -> (..., H, E)

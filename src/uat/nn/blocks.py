@@ -1,0 +1,158 @@
+"""The Transformer block and the stack of them that Vanilla and UAT share.
+
+Shapes: B batch, T time, D width, L layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from uat.nn.attention import Attention
+from uat.nn.cache import KVCache
+from uat.nn.encoders import build_observation_encoder
+from uat.nn.utility import Gates
+from uat.types import Spec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TransformerConfig:
+    d_model: int = 64
+    """Width of the residual stream."""
+    num_heads: int = 4
+    """Attention heads; must divide d_model."""
+    num_layers: int = 3
+    """Transformer blocks."""
+    d_ff: int = 128
+    """Hidden width of each feed-forward network."""
+    dropout: float = 0.05
+    """Share of attention weights and residual updates dropped in training."""
+    max_positions: int | None = None
+    """Rows of the learned position table; unset: the horizon + 1."""
+    past_table: Literal["refuse", "clamp"] = "refuse"
+    """What a longer episode meets: an error, or the table's last row again and again."""
+
+    def __post_init__(self) -> None:
+        sizes = ("d_model", "num_heads", "num_layers", "d_ff")
+        for name in sizes:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.d_model % self.num_heads:
+            raise ValueError(f"num_heads={self.num_heads} must divide d_model={self.d_model}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout={self.dropout} must lie in [0, 1)")
+        if self.max_positions is not None and self.max_positions < 1:
+            raise ValueError(f"max_positions={self.max_positions} must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What a forward pass looked at."""
+
+    attention_LBHTT: Tensor
+    gates: Gates | None
+
+
+class FeedForward(nn.Sequential):
+    def __init__(self, d_model: int, d_ff: int) -> None:
+        super().__init__(nn.Linear(d_model, d_ff), nn.ReLU(), nn.Linear(d_ff, d_model))
+
+
+class Block(nn.Module):
+    """Pre-norm: attention, residual, feed-forward, residual."""
+
+    def __init__(self, config: TransformerConfig, *, utility: bool) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(config.d_model)
+        self.attention = Attention(config.d_model, config.num_heads, dropout=config.dropout, utility=utility)
+        self.ff_norm = nn.LayerNorm(config.d_model)
+        self.ff = FeedForward(config.d_model, config.d_ff)
+        self.drop = nn.Dropout(config.dropout)
+
+    def forward(self, x_BTD: Tensor, rho_BTD: Tensor | None, g_BTD: Tensor | None) -> Tensor:
+        x_BTD = x_BTD + self.drop(self.attention(self.attention_norm(x_BTD), rho_BTD, g_BTD))
+        return x_BTD + self.drop(self.ff(self.ff_norm(x_BTD)))
+
+    def step(
+        self, x_BD: Tensor, rho_BD: Tensor | None, g_BD: Tensor | None, cache: KVCache, layer: int, visible_BS: Tensor
+    ) -> Tensor:
+        x_BD = x_BD + self.attention.step(self.attention_norm(x_BD), rho_BD, g_BD, cache, layer, visible_BS)
+        return x_BD + self.ff(self.ff_norm(x_BD))
+
+
+class Transformer(nn.Module):
+    """x = LN(W^E o + p), L blocks, a last LN. Feedback enters through the gates, or not at all."""
+
+    def __init__(self, spec: Spec, config: TransformerConfig, *, utility: bool) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = build_observation_encoder(spec, config.d_model)
+        self.positions = nn.Parameter(torch.empty(config.max_positions or spec.horizon + 1, config.d_model))
+        nn.init.normal_(self.positions, std=0.02)
+        self.norm = nn.LayerNorm(config.d_model)
+        self.blocks = nn.ModuleList(Block(config, utility=utility) for _ in range(config.num_layers))
+        self.last_norm = nn.LayerNorm(config.d_model)
+
+    def forward(self, obs_BT: Tensor, gates: Gates | None = None, start_B: Tensor | None = None) -> Tensor:
+        """All steps at once: h (B, T, D)."""
+        x_BTD = self.embed(obs_BT, start_B)
+        for block, rho_BTD, g_BTD in self._layers(gates):
+            x_BTD = block(x_BTD, rho_BTD, g_BTD)
+        return self.last_norm(x_BTD)
+
+    def init_cache(self, streams: int, capacity: int) -> KVCache:
+        self._check_range(capacity)
+        c = self.config
+        d_head = c.d_model // c.num_heads
+        return KVCache.empty(
+            layers=c.num_layers,
+            streams=streams,
+            heads=c.num_heads,
+            capacity=capacity,
+            d_head=d_head,
+            like=self.positions,
+        )
+
+    def step(self, obs_B: Tensor, first_B: Tensor, cache: KVCache, gates: Gates | None = None) -> Tensor:
+        """One step of every stream: h (B, D). The cache moves on."""
+        cache.restart(first_B)
+        position_B = cache.length_B.clamp_max(self.positions.shape[0] - 1)
+        x_BD = self.norm(self.encoder(obs_B) + self.positions[position_B])
+        visible_BS = cache.visible()
+        for layer, (block, rho_BD, g_BD) in enumerate(self._layers(gates)):
+            x_BD = block.step(x_BD, rho_BD, g_BD, cache, layer, visible_BS)
+        cache.advance()
+        return self.last_norm(x_BD)
+
+    def trace(self, obs_BT: Tensor, gates: Gates | None = None) -> Trace:
+        """The forward pass again, for looking at."""
+        x_BTD, maps = self.embed(obs_BT), []
+        for block, rho_BTD, g_BTD in self._layers(gates):
+            maps.append(block.attention.weights(block.attention_norm(x_BTD), rho_BTD, g_BTD))
+            x_BTD = block(x_BTD, rho_BTD, g_BTD)
+        return Trace(attention_LBHTT=torch.stack(maps), gates=gates)
+
+    def embed(self, obs_BT: Tensor, start_B: Tensor | None = None) -> Tensor:
+        length = obs_BT.shape[1]
+        self._check_range(length)
+        t = torch.arange(length, device=obs_BT.device)
+        position = t if start_B is None else start_B[:, None] + t  # (T,) or (B, T)
+        p = self.positions[position.clamp_max(self.positions.shape[0] - 1)]
+        return self.norm(self.encoder(obs_BT) + p)
+
+    def _layers(self, gates: Gates | None) -> Iterator[tuple[Block, Tensor | None, Tensor | None]]:
+        for layer, block in enumerate(self.blocks):
+            assert isinstance(block, Block)
+            yield (block, None, None) if gates is None else (block, gates.rho, gates.g[layer])
+
+    def _check_range(self, steps: int) -> None:
+        table = self.positions.shape[0]
+        if steps > table and self.config.past_table == "refuse":
+            raise ValueError(
+                f"{steps} steps do not fit the position table of {table}: "
+                "set max_positions when training, or past_table='clamp'"
+            )

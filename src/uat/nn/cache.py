@@ -1,0 +1,50 @@
+"""Keys and values of all layers, one length per stream.
+
+Static shapes, in-place writes, nothing read back to the host. What lies past a stream's length is never
+read: tests fill it with huge numbers.
+Shapes: L layers, 2 (keys, values), B streams, H heads, S capacity, E head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class KVCache:
+    kv_L2BHSE: Tensor
+    length_B: Tensor
+    """Steps that each stream has seen; its next step goes into this slot."""
+
+    @staticmethod
+    def empty(*, layers: int, streams: int, heads: int, capacity: int, d_head: int, like: Tensor) -> KVCache:
+        return KVCache(
+            kv_L2BHSE=like.new_zeros(layers, 2, streams, heads, capacity, d_head),
+            length_B=torch.zeros(streams, dtype=torch.long, device=like.device),
+        )
+
+    @property
+    def capacity(self) -> int:
+        return self.kv_L2BHSE.shape[-2]
+
+    def restart(self, first_B: Tensor) -> None:
+        """Streams that start anew forget everything; the others are left alone."""
+        self.length_B.masked_fill_(first_B, 0)
+
+    def write(self, layer: int, k_BHE: Tensor, v_BHE: Tensor) -> tuple[Tensor, Tensor]:
+        """Put this step's key and value into each stream's next slot; all keys and values (B, H, S, E) of the layer."""
+        kv_2BHSE = self.kv_L2BHSE[layer]
+        slot_B = self.length_B[:, None, None, None].expand(*k_BHE.shape[:2], 1, k_BHE.shape[-1])
+        kv_2BHSE[0].scatter_(2, slot_B, k_BHE[:, :, None])
+        kv_2BHSE[1].scatter_(2, slot_B, v_BHE[:, :, None])
+        return kv_2BHSE[0], kv_2BHSE[1]
+
+    def visible(self) -> Tensor:
+        """(B, S) True for the slots a stream may read in this step: its past and the present."""
+        return torch.arange(self.capacity, device=self.length_B.device) <= self.length_B[:, None]
+
+    def advance(self) -> None:
+        self.length_B += 1

@@ -1,0 +1,49 @@
+"""Observations and actions become vectors."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from uat.types import Assets, Discrete, Items, Spec, Vector
+
+
+class IdEmbedding(nn.Module):
+    """The row of an id; the id -1 ("none") gives exactly zero, as a bias-free map of a zero vector would."""
+
+    def __init__(self, count: int, d_out: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(count, d_out))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids.clamp_min(0), self.weight) * (ids >= 0)[..., None]
+
+
+class VectorEncoder(nn.Module):
+    """W x, with a bias for observations and without for actions; the last `num_axes` axes are laid side by side."""
+
+    def __init__(self, d_in: int, d_out: int, *, bias: bool, num_axes: int = 1) -> None:
+        super().__init__()
+        self.linear = nn.Linear(d_in, d_out, bias=bias)
+        self.num_axes = num_axes
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x.flatten(-self.num_axes).to(self.linear.weight.dtype))
+
+
+def build_observation_encoder(spec: Spec, d_model: int) -> nn.Module:
+    match spec.obs:
+        case Vector(width):
+            return VectorEncoder(width, d_model, bias=True)
+        case Assets(count, features):
+            return VectorEncoder(count * features, d_model, bias=True, num_axes=2)
+        case Items(count):
+            return IdEmbedding(count, d_model)
+
+
+def build_action_encoder(spec: Spec, d_out: int) -> nn.Module:
+    """f_a(a) = W_a a, bias-free: no action gives exactly zero."""
+    if isinstance(spec.action, Discrete):
+        return IdEmbedding(spec.action.count, d_out)
+    return VectorEncoder(spec.action.count, d_out, bias=False)

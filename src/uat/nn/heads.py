@@ -1,0 +1,55 @@
+"""From the last representation to actions. Scores of chosen candidates never touch the rest of the vocabulary.
+
+Shapes: B batch, T time, D width, A actions, K candidates.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from uat.types import Discrete, Spec
+
+
+class Head(nn.Module, ABC):
+    """softmax(W h + b) over actions; a masked action has probability exactly zero."""
+
+    def __init__(self, d_model: int, count: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(d_model, count)
+
+    def logits(self, h: Tensor, allowed: Tensor | None = None) -> Tensor:
+        logits = self.linear(h)
+        return logits if allowed is None else logits.masked_fill(~allowed, -torch.inf)
+
+    @abstractmethod
+    def nll(self, h: Tensor, target: Tensor, allowed: Tensor | None = None) -> Tensor:
+        """Loss per step: (B, T)."""
+
+    def score(self, h: Tensor, candidates_K: Tensor) -> Tensor:
+        """Logits (..., K) of the candidates alone."""
+        return torch.einsum("...kd,...d->...k", self.linear.weight[candidates_K], h) + self.linear.bias[candidates_K]
+
+
+class DiscreteHead(Head):
+    def nll(self, h: Tensor, target: Tensor, allowed: Tensor | None = None) -> Tensor:
+        """-log π(target); padding may carry the target -1, and counts for nothing."""
+        logits_NA = self.logits(h, allowed).flatten(0, -2)
+        return F.cross_entropy(logits_NA, target.flatten(), ignore_index=-1, reduction="none").view(target.shape)
+
+
+class WeightsHead(Head):
+    def nll(self, h: Tensor, target: Tensor, allowed: Tensor | None = None) -> Tensor:
+        """KL(target ‖ π). Where the target is zero, nothing is added, whatever π is."""
+        log_pi = self.logits(h, allowed).log_softmax(-1)
+        held = target > 0
+        terms = target * (torch.where(held, target, 1.0).log() - log_pi.masked_fill(~held, 0.0))
+        return terms.sum(-1)
+
+
+def build_head(spec: Spec, d_model: int) -> Head:
+    kind = DiscreteHead if isinstance(spec.action, Discrete) else WeightsHead
+    return kind(d_model, spec.action.count)

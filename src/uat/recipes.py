@@ -1,0 +1,86 @@
+"""Published settings, composed: domain, then method, then the pair, then the preset. Later ones win."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from uat.config import PRESETS, EvaluationConfig, RunConfig, TrainConfig, lookup, override
+from uat.domains import DOMAINS
+from uat.methods import METHODS
+
+Settings = Mapping[str, Any]
+
+BACKBONE: dict[str, Settings] = {
+    "darkroom": {
+        "method.d_model": 64,
+        "method.num_heads": 4,
+        "method.num_layers": 3,
+        "method.d_ff": 128,
+        "method.dropout": 0.05,
+    },
+}
+"""The paper's table of hyperparameters, its shared rows: the same backbone for every Transformer of a domain."""
+
+TRAINING: dict[str, Settings] = {
+    "darkroom": {"train.batch_size": 256, "train.lr": 2e-3, "train.epochs": 500, "train.patience": 100},
+}
+"""The same table, its rows on training."""
+
+PAIRS: dict[tuple[str, str], Settings] = {
+    ("darkroom", "uat"): {
+        "method.d_utility": 16,
+        "method.d_action": 8,
+        "method.d_hidden": 32,
+        "method.decay": 0.7,
+        "train.utility_lr": 2e-2,
+    },
+}
+"""The same table, its rows on UAT; a variant of a method takes its family's settings (see `family`)."""
+
+PRESET: dict[tuple[str, str], Settings] = {
+    ("darkroom", "smoke"): {
+        "train.epochs": 4,
+        "train.batch_size": 16,
+        "train.validate_every": 2,
+        "train.validation_episodes": 16,
+        "evaluation.episodes": 16,
+        "method.d_model": 16,
+        "method.num_heads": 2,
+        "method.num_layers": 2,
+        "method.d_ff": 32,
+    },
+    ("darkroom", "quick"): {
+        "train.epochs": 100,
+        "train.validation_episodes": 256,
+        "evaluation.episodes": 1024,
+    },
+    ("darkroom", "paper"): {},
+}
+"""What a preset changes: smoke runs in seconds, quick shows the effect in minutes on two cores."""
+
+
+def recipe(domain: str, method: str, preset: str = "paper", *, seed: int = 0) -> RunConfig:
+    """The settings under which a method is trained in a domain."""
+    lookup("domain", domain, DOMAINS)
+    lookup("method", method, METHODS)
+    lookup("preset", preset, PRESETS)
+    config = RunConfig(
+        domain_name=domain,
+        method_name=method,
+        preset=preset,
+        seed=seed,
+        domain=DOMAINS[domain].config(),
+        method=METHODS[method].configure(),
+        train=TrainConfig(),
+        evaluation=EvaluationConfig(),
+    )
+    pair = PAIRS.get((domain, family(method)), {})
+    for settings in (BACKBONE[domain], TRAINING[domain], pair, PRESET[domain, preset]):
+        config = override(config, settings)
+    return config
+
+
+def family(method: str) -> str:
+    """The method whose published settings a variant shares: `uat-no-kv` is of the family `uat`."""
+    return method.split("-")[0]

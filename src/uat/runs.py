@@ -1,0 +1,235 @@
+"""A run folder: the only hand-over between commands.
+
+  config.json          every setting                          policy.safetensors   the best weights, with their spec
+  manifest.json        version, commit, device, command       state/               enough to resume to the same numbers
+  metrics.jsonl        one row per epoch, no wall times        scores.jsonl         what evaluation measured
+  timing.jsonl         the wall times
+
+Files are written under a temporary name and renamed; loading never unpickles.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from uat.config import RunConfig, from_json, run_config_from_json, spec_from_json, spec_to_json, to_json
+from uat.methods import METHODS, Policy
+
+FORMAT = 1
+
+
+class RunError(ValueError):
+    """A run folder or checkpoint that cannot be used, with the file and what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run on disk."""
+
+    path: Path
+    config: RunConfig
+
+    @staticmethod
+    def create(config: RunConfig, path: Path | str, *, resume: bool = False) -> Run:
+        """Take a folder for this run. A folder that holds another run is never touched."""
+        run = Run(Path(path), config)
+        if run.path.exists() and not run.path.is_dir():
+            raise RunError(f"{run.path} is a file; choose another folder with --out")
+        if not run.file("config.json").exists():
+            if run.path.exists() and any(run.path.iterdir()):
+                raise RunError(f"{run.path} holds other files; choose an empty or new folder with --out")
+            run.path.mkdir(parents=True, exist_ok=True)
+            run.write_json("config.json", to_json(config))
+            run.write_json("manifest.json", manifest())
+            return run
+        other = Run.open(run.path)
+        if other.config.identity() != config.identity():
+            raise RunError(f"{run.path} holds another run ({describe(other.config)}); choose another folder with --out")
+        if not resume:
+            raise RunError(
+                f"{run.path} already holds this run; continue it with --resume, or choose another folder with --out"
+            )
+        return run
+
+    @staticmethod
+    def open(path: Path | str) -> Run:
+        file = Path(path) / "config.json"
+        if not file.is_file():
+            raise RunError(f"{Path(path)} is not a run folder: it has no config.json")
+        try:
+            return Run(Path(path), run_config_from_json(json.loads(file.read_text())))
+        except (ValueError, TypeError) as error:
+            raise RunError(f"{file}: {error}") from None
+
+    def file(self, name: str) -> Path:
+        return self.path / name
+
+    def write_json(self, name: str, data: Any) -> None:
+        write_atomically(self.file(name), (json.dumps(data, indent=2) + "\n").encode())
+
+    def append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        with self.file(name).open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+
+    def write_rows(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        write_atomically(self.file(name), "".join(json.dumps(row) + "\n" for row in rows).encode())
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """The rows of a .jsonl file; a last line that a kill cut short is left out."""
+        if not self.file(name).exists():
+            return []
+        return list(_whole_rows(self.file(name).read_text()))
+
+
+def describe(config: RunConfig) -> str:
+    return (
+        f"{config.method_name} on {config.domain_name}, preset {config.preset}, seed {config.seed}, {config.identity()}"
+    )
+
+
+def _whole_rows(text: str) -> Iterator[dict[str, Any]]:
+    for line in text.splitlines(keepends=True):
+        if line.endswith("\n"):
+            yield json.loads(line)
+
+
+# ---------------------------------------------------------------- files
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """All of it or nothing, also when killed: a temporary name, flushed to disk, then renamed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_atomically(path, to_bytes(plain, metadata={"uat": json.dumps({"format": FORMAT, **meta})}))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of a file of ours and what was said of them."""
+    if not path.is_file():
+        raise RunError(f"{path} does not exist; was the run stopped before its first checkpoint?")
+    try:
+        with safe_open(path, framework="pt") as file:
+            said = (file.metadata() or {}).get("uat")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
+    except (SafetensorError, OSError) as error:
+        raise RunError(f"{path} is truncated or not a safetensors file ({error})") from None
+    if said is None:
+        raise RunError(f"{path} was not written by uat: its metadata has no 'uat' entry")
+    meta = json.loads(said)
+    if meta["format"] != FORMAT:
+        raise RunError(f"{path} has format {meta['format']}; this version reads format {FORMAT}")
+    return tensors, meta
+
+
+# ---------------------------------------------------------------- policies
+
+
+def save_policy(path: Path, policy: Policy, method_name: str, weights: Mapping[str, Tensor] | None = None) -> None:
+    """Weights with all that is needed to act again: method, its config, the spec and so the reward's scale."""
+    meta = {"method": method_name, "config": to_json(policy.config), "spec": spec_to_json(policy.spec)}
+    write_tensors(path, weights or policy.state_dict(), meta)
+
+
+def load_policy(path: Path | str) -> Policy:
+    """The policy of a run folder or of a policy file, ready to act."""
+    path = Path(path)
+    if not path.is_dir():
+        return _build(path, *read_tensors(path))
+    run = Run.open(path)
+    file = run.file("policy.safetensors")
+    tensors, meta = read_tensors(file)
+    for name, found, expected in (
+        ("method", meta["method"], run.config.method_name),
+        ("config", meta["config"], to_json(run.config.method)),
+    ):
+        if found != expected:
+            raise RunError(
+                f"{file} does not belong to {run.file('config.json')}: its {name} is {found}, expected {expected}"
+            )
+    return _build(file, tensors, meta)
+
+
+def _build(file: Path, tensors: dict[str, Tensor], meta: dict[str, Any]) -> Policy:
+    if meta.get("method") not in METHODS:
+        raise RunError(f"{file} holds the method {meta.get('method')!r}, which this version does not know")
+    method = METHODS[meta["method"]]
+    try:
+        policy = method.build(spec_from_json(meta["spec"]), from_json(method.config, meta["config"], "method"))
+        fit_weights(policy, tensors)
+    except (ValueError, TypeError, KeyError) as error:
+        raise RunError(f"{file}: {error}") from None
+    return policy.eval()
+
+
+def fit_weights(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
+    """Load the weights; if they do not fit, say the first that does not."""
+    own = policy.state_dict()
+    for name in sorted(own.keys() | tensors.keys()):
+        if name not in tensors:
+            raise ValueError(f"the weight {name} is missing")
+        if name not in own:
+            raise ValueError(f"the weight {name} is unknown to {type(policy).__name__}")
+        if own[name].shape != tensors[name].shape:
+            raise ValueError(
+                f"the weight {name} has shape {tuple(tensors[name].shape)}, expected {tuple(own[name].shape)}"
+            )
+    policy.to(next(iter(tensors.values())).dtype)
+    policy.load_state_dict(dict(tensors))
+
+
+# ---------------------------------------------------------------- where numbers come from
+
+
+def manifest() -> dict[str, Any]:
+    """What made the numbers: for a reader, not for the run's identity."""
+    from uat import __version__
+
+    cuda = torch.cuda.is_available()
+    return {
+        "version": __version__,
+        "commit": commit(),
+        "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "data": {},
+    }
+
+
+def commit() -> str | None:
+    """The commit of the checkout that the package runs from, if it is one."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        here = Path(__file__).parent
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, timeout=5, check=True
+        )
+        return done.stdout.strip()
+    return None

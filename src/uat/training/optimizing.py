@@ -1,0 +1,53 @@
+"""One optimizer step: loss over real steps, clipped gradient, Adam with one rate per group.
+
+Everything stays on the device (rates included), so that the whole step can be captured as a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from uat.config import TrainConfig
+from uat.methods import Phase, Policy
+from uat.types import Batch
+
+
+def build_optimizer(policy: Policy, config: TrainConfig) -> torch.optim.Adam:
+    """Adam with its state in place from the start: a fresh run and a resumed one look alike."""
+    rates = {"base": config.lr, "utility": config.utility_lr}
+    device = next(policy.parameters()).device
+    groups = [
+        {"params": parameters, "lr": torch.tensor(rates[name], device=device), "peak_lr": rates[name], "name": name}
+        for name, parameters in policy.parameter_groups().items()
+    ]
+    on_cuda = device.type == "cuda"
+    optimizer = torch.optim.Adam(groups, weight_decay=config.weight_decay, capturable=on_cuda, fused=True)
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            zeros = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+            optimizer.state[p] = {"step": torch.zeros((), device=device), **zeros}
+    return optimizer
+
+
+def set_rates(optimizer: torch.optim.Optimizer, config: TrainConfig, epoch: int) -> None:
+    """The rates of this epoch (the first is 1): a linear warm-up, then constant or along a cosine to zero."""
+    factor = min(1.0, epoch / config.warmup) if config.warmup else 1.0
+    if config.lr_schedule == "cosine" and epoch > config.warmup:
+        done = (epoch - config.warmup) / max(1, config.epochs - config.warmup)
+        factor = 0.5 * (1 + math.cos(math.pi * done))
+    for group in optimizer.param_groups:
+        group["lr"].fill_(group["peak_lr"] * factor)
+
+
+def optimize(phase: Phase, batch: Batch, optimizer: torch.optim.Optimizer, clip: float) -> dict[str, Tensor]:
+    """One step down the phase's loss; its parts and the gradient's norm before clipping, on the device."""
+    parts = {name: total / count.clamp_min(1) for name, (total, count) in phase.loss(batch).items()}
+    optimizer.zero_grad(set_to_none=True)
+    torch.stack(list(parts.values())).sum().backward()
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    norm = nn.utils.clip_grad_norm_(parameters, clip)
+    optimizer.step()
+    return {**{f"loss/{name}": part.detach() for name, part in parts.items()}, "gradient_norm": norm}

@@ -1,0 +1,69 @@
+"""Many episodes of one agent: the plain loop on a CPU, one captured graph per rollout on CUDA, the same worlds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from uat.acting import rollout
+from uat.noise import gumbel
+from uat.training.capture import Captured
+from uat.types import Agent, Discrete, Noise, Simulator, Trajectory
+
+
+class Player:
+    """Plays any episodes, given by id, `streams` at a time."""
+
+    def __init__(
+        self, agent: Agent[Any] | None, simulator: Simulator[Any], *, device: torch.device, sampled: bool
+    ) -> None:
+        self.agent, self.simulator, self.device, self.sampled = agent, simulator, device, sampled
+        self.captured: Captured[Trajectory] | None = None
+        self.inputs: Noise = {}
+
+    @property
+    def path(self) -> str:
+        """Which code runs, for the progress line."""
+        return "cuda graph" if self.device.type == "cuda" else f"{self.device.type} eager"
+
+    def play(self, episode_ids: Tensor, seed: int) -> Trajectory:
+        """One episode per id. On CUDA the next call with as many ids writes over the result."""
+        noise = self._noise(episode_ids.to(self.device), seed)
+        if self.device.type != "cuda":
+            return self._rollout(noise)
+        if self.captured is None or len(episode_ids) != len(next(iter(self.inputs.values()))):
+            self.inputs = {name: value.clone() for name, value in noise.items()}
+            self.captured = Captured(lambda: self._rollout(self.inputs))
+        for name, value in noise.items():
+            self.inputs[name].copy_(value)
+        return self.captured()
+
+    def _noise(self, episode_ids: Tensor, seed: int) -> Noise:
+        noise = self.simulator.noise(episode_ids, seed)
+        spec = self.simulator.spec
+        if self.sampled and isinstance(spec.action, Discrete):
+            flat = gumbel(seed, "actions", episode_ids, spec.horizon * spec.action.count)
+            noise["actions"] = flat.view(-1, spec.horizon, spec.action.count).float()
+        return noise
+
+    def _rollout(self, noise: Noise) -> Trajectory:
+        if isinstance(self.agent, torch.nn.Module):
+            self.agent.eval()
+        world = {name: value for name, value in noise.items() if name != "actions"}
+        return rollout(self.agent, self.simulator, world, noise.get("actions"))
+
+
+def play_all(
+    player: Player, episodes: int, seed: int, measure: Callable[[Trajectory], dict[str, Tensor]], at_once: int = 1024
+) -> dict[str, Tensor]:
+    """The metrics of episodes 0 .. n-1, in batches of one size (the last is filled up and cut)."""
+    at_once = min(at_once, episodes)
+    parts: dict[str, list[Tensor]] = {}
+    for begin in range(0, episodes, at_once):
+        measured = measure(player.play(torch.arange(begin, begin + at_once), seed))
+        for name, values in measured.items():
+            parts.setdefault(name, []).append(values[: episodes - begin].double().cpu())
+    return {name: torch.cat(values) for name, values in parts.items()}

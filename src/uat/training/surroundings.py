@@ -1,0 +1,36 @@
+"""Device, seeds and precision of a run: set inside, put back outside."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+
+def pick_device(device: torch.device | str | None = None) -> torch.device:
+    """The device asked for; without a wish, CUDA where there is one."""
+    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            "device 'cuda' was asked for, but this machine or this build of torch has none; use device 'cpu'"
+        )
+    return chosen
+
+
+@contextlib.contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """torch's own generators start from this seed inside, and are as they were outside."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+@contextlib.contextmanager
+def precision(name: str) -> Iterator[None]:
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before

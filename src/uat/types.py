@@ -1,0 +1,307 @@
+"""What travels between methods and domains, and the one clock that decides what may be known when.
+
+Axes, one letter each through the whole library:
+  B batch or stream   T time   S cached steps   D width   H heads   E head size   L layers
+  U utility width     O observation   A actions   N assets or items   G goals or groups
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+NO_ACTION = -1
+"""The id of "no action yet"; its embedding is exactly zero."""
+
+
+# ---------------------------------------------------------------- what a decision problem looks like
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """Observations are vectors: (B, T, width) floats."""
+
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """Observations are item ids: (B, T) integers in [0, count), -1 where there is none."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Assets:
+    """Observations are feature rows of assets: (B, T, count, features) floats."""
+
+    count: int
+    features: int
+
+
+@dataclass(frozen=True, slots=True)
+class Discrete:
+    """Actions are ids: integers in [0, count), -1 where there is none."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Actions are vectors of `count` non-negative weights that sum to one, zeros where there is none."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """The shape of one decision problem: all that a method needs to know of a domain."""
+
+    obs: Vector | Items | Assets
+    action: Discrete | Weights
+    horizon: int
+    """Steps of one episode."""
+    reward_scale: float = 1.0
+    """Rewards reach a policy multiplied by this; the clock does it, nobody else."""
+    reward_lag: int = 1
+    """The reward channel at t carries r[t - reward_lag]: 1 for a simulator without delay, 1 + d with
+    delay d; d for logs, whose interaction t is complete when the decision at t is made."""
+    extras: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Per-step quantities beyond the contract that a method may ask for, with their shapes."""
+
+    def __post_init__(self) -> None:
+        sizes = {
+            f"{type(part).__name__}.{f.name}": getattr(part, f.name)
+            for part in (self.obs, self.action)
+            for f in fields(part)
+        }
+        for name, size in {**sizes, "horizon": self.horizon}.items():
+            if size < 1:
+                raise ValueError(f"Spec: {name} must be at least 1, got {size}")
+        if self.reward_lag < 0:
+            raise ValueError(f"Spec: reward_lag must not be negative, got {self.reward_lag}")
+
+    @property
+    def clock(self) -> Clock:
+        return Clock(reward_lag=self.reward_lag, reward_scale=self.reward_scale)
+
+
+# ---------------------------------------------------------------- what travels
+
+
+class TensorFields:
+    """A dataclass of tensors, dictionaries of tensors and None, moved and sliced as one."""
+
+    def map(self, f: Callable[[Tensor], Tensor]) -> Self:
+        def apply(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return f(value)
+            return {k: f(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+        return replace(self, **{item.name: apply(getattr(self, item.name)) for item in fields(self)})  # pyright: ignore[reportArgumentType]
+
+    def to(self, device: torch.device | str) -> Self:
+        return self.map(lambda x: x.to(device))
+
+
+@dataclass(slots=True, kw_only=True)
+class Step(TensorFields):
+    """What B streams may know at one moment."""
+
+    obs: Tensor
+    prev_action: Tensor
+    prev_reward: Tensor
+    first: Tensor
+    """(B,) True where the stream starts anew with this very observation."""
+    allowed: Tensor | None = None
+    """(B, A) True where the action may be taken; None: all may."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Trajectory(TensorFields):
+    """B episodes as they happened, unshifted: action[t] was chosen after obs[t] and earned reward[t]."""
+
+    obs: Tensor
+    action: Tensor
+    reward: Tensor
+    done: Tensor
+    target: Tensor
+    """The expert's action: ids (B, T), or weights (B, T, A)."""
+    valid: Tensor
+    """(B, T) True for real steps, False for padding."""
+    allowed: Tensor | None = None
+    extras: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class Batch(TensorFields):
+    """What a policy may know of B episodes at every step, and what it should answer. Made by the clock alone."""
+
+    obs: Tensor
+    prev_action: Tensor
+    prev_reward: Tensor
+    target: Tensor
+    valid: Tensor
+    allowed: Tensor | None = None
+    start: Tensor | None = None
+    """(B,) position of the first step in the policy's table; None: 0."""
+    extras: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """A number that a domain reports per episode."""
+
+    name: str
+    higher_is_better: bool = True
+    label: str = ""
+
+    def better(self, value: float, than: float) -> bool:
+        return value > than if self.higher_is_better else value < than
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """One measured number: a row of every table."""
+
+    run: str
+    method: str
+    domain: str
+    task: str
+    setting: str
+    split: str
+    seed: int
+    metric: str
+    value: float
+    n: int
+
+
+# ---------------------------------------------------------------- the clock
+
+
+def past(x_BT: Tensor, t: int, lag: int) -> Tensor:
+    """What x was `lag` steps before t; nothing (id -1, or zero) before the start."""
+    if t >= lag:
+        return x_BT[:, t - lag]
+    return torch.full_like(x_BT[:, 0], nothing(x_BT))
+
+
+def shift(x_BT: Tensor, lag: int) -> Tensor:
+    """`past` at every t at once."""
+    if lag == 0:
+        return x_BT
+    before = torch.full_like(x_BT[:, :lag], nothing(x_BT))
+    return torch.cat([before, x_BT[:, : x_BT.shape[1] - lag]], dim=1)
+
+
+def nothing(x: Tensor) -> int:
+    """The value that stands for "none": -1 among ids, 0 among numbers."""
+    return 0 if x.is_floating_point() else NO_ACTION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """The only place where feedback is shifted, delayed and scaled.
+
+    `batch` serves training and `step` serves acting; a test holds them equal.
+    """
+
+    reward_lag: int = 1
+    reward_scale: float = 1.0
+
+    def batch(self, trajectory: Trajectory) -> Batch:
+        return Batch(
+            obs=trajectory.obs,
+            prev_action=shift(trajectory.action, 1),
+            prev_reward=shift(trajectory.reward, self.reward_lag) * self.reward_scale,
+            target=trajectory.target,
+            valid=trajectory.valid,
+            allowed=trajectory.allowed,
+            extras=trajectory.extras,
+        )
+
+    def step(self, t: int, obs: Tensor, action_BT: Tensor, reward_BT: Tensor, allowed: Tensor | None = None) -> Step:
+        """What is known at t, from the actions and rewards recorded so far."""
+        return Step(
+            obs=obs,
+            prev_action=past(action_BT, t, 1),
+            prev_reward=past(reward_BT, t, self.reward_lag) * self.reward_scale,
+            first=torch.full((obs.shape[0],), t == 0, dtype=torch.bool, device=obs.device),
+            allowed=allowed,
+        )
+
+
+# ---------------------------------------------------------------- sums over real steps
+
+Losses = dict[str, tuple[Tensor, Tensor]]
+"""Named (sum, count) pairs, so that masks, ranks and micro-batches add up exactly."""
+
+
+def masked_sum(x: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum over real steps, and how many there are. Padding may hold anything, even NaN."""
+    return torch.where(valid, x, 0.0).sum(), valid.sum()
+
+
+def masked_mean(x: Tensor, valid: Tensor) -> Tensor:
+    """Mean over real steps only; padding changes neither the sum nor the count."""
+    total, count = masked_sum(x, valid)
+    return total / count.clamp_min(1)
+
+
+def episode_mean(x_BT: Tensor, valid_BT: Tensor) -> Tensor:
+    """Mean over the real steps of each episode."""
+    return torch.where(valid_BT, x_BT, 0.0).sum(1) / valid_BT.sum(1).clamp_min(1)
+
+
+# ---------------------------------------------------------------- who acts, and where
+
+State = TypeVar("State")
+World = TypeVar("World")
+Noise = dict[str, Tensor]
+"""All the randomness of some episodes, as tensors whose first axis is the episode."""
+
+
+class Agent(Protocol[State]):
+    """Whoever can play: every policy, and every reference such as a Bayes filter."""
+
+    def init_state(self, streams: int, capacity: int, device: torch.device | str) -> State:
+        """Memory for `streams` streams of at most `capacity` steps."""
+        ...
+
+    def step(self, state: State, step: Step) -> tuple[Tensor, State]:
+        """Logits over actions, and the state after this step; the state that came in is consumed."""
+        ...
+
+
+class Simulator(Protocol[World]):
+    """B worlds at once on one device, driven by randomness that is handed in."""
+
+    spec: Spec
+
+    def noise(self, episode_ids: Tensor, seed: int) -> Noise:
+        """All randomness of these episodes: the same for the same (seed, id), whatever the batch or device."""
+        ...
+
+    def reset(self, noise: Noise) -> tuple[World, Tensor]:
+        """The worlds at their first step, and what is observed there."""
+        ...
+
+    def expert(self, world: World) -> Tensor:
+        """The privileged expert's action in each world."""
+        ...
+
+    def allowed(self, world: World) -> Tensor | None:
+        """(B, A) True where the action may be taken now; None: all may."""
+        ...
+
+    def step(self, world: World, action: Tensor) -> tuple[World, Tensor, Tensor, Tensor]:
+        """The worlds after the action, the next observation, the reward, and whether the episode ended."""
+        ...
+
+    def extras(self, world: World) -> dict[str, Tensor]:
+        """What the domain's metrics need to remember of this step."""
+        ...
