@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 import uat
-from uat.config import PRESETS, lookup, suggestion, to_json
+from uat.config import PRESETS, lookup, to_json
 from uat.domains import DOMAINS
 from uat.evaluation.tables import method_rows, print_rows, score_rows
 from uat.methods import METHODS
@@ -119,9 +119,7 @@ def run_train(args: list[str]) -> None:
         return
     out = options.out or Path("runs") / f"{config.domain_name}-{config.method_name}-{config.preset}-{config.seed}"
     run = uat.train(config, out, resume=options.resume, device=options.device, progress=show_progress)
-    best = max(
-        (row for row in run.rows("metrics.jsonl")), key=lambda row: row.get(f"validation/{first_metric(run)}", -1.0)
-    )
+    best = best_epoch(run)
     summary = {"run": str(run.path), "identity": config.identity(), "best_epoch": best["epoch"]}
     summary |= {name: value for name, value in best.items() if name.startswith("validation/")}
     print_rows([summary], as_json=options.json)
@@ -249,8 +247,8 @@ def one_sentence(box: str, prog: str) -> str:
     return f"{said}; did you mean {close}?" if close else f"{said}; see {prog} --help"
 
 
-def first_metric(run: Run) -> str:
-    return run.config.build_domain().metrics[0].name
-
-
-__all__ = ["main", "suggestion"]
+def best_epoch(run: Run) -> dict[str, Any]:
+    """The row of the epoch whose weights were kept."""
+    metric = run.config.build_domain().metrics[0]
+    name, sign = f"validation/{metric.name}", 1 if metric.higher_is_better else -1
+    return max((row for row in run.rows("metrics.jsonl") if name in row), key=lambda row: sign * row[name])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -267,6 +267,9 @@ Noise = dict[str, Tensor]
 
 class Agent(Protocol[State]):
     """Whoever can play: every policy, and every reference such as a Bayes filter."""
+
+    sampled: ClassVar[bool]
+    """Whether, when judged, it plays a sample of its logits instead of their arg-max."""
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> State:
         """Memory for `streams` streams of at most `capacity` steps."""

@@ -38,7 +38,7 @@ def demo(
     for method in COMPARED:
         config = recipe("darkroom", method, preset, seed=seed)
         runs[method] = train(config, out / method, resume=(out / method).exists(), device=device, progress=progress)
-        seconds[method] = max(row["seconds"] for row in runs[method].rows("timing.jsonl"))
+        seconds[method] = sum(row["seconds"] for row in runs[method].rows("timing.jsonl"))
     found = {method: evaluate(run, references=method == "uat", device=device) for method, run in runs.items()}
     rows = table(found, runs, seconds)
     page = out / "demo.html"

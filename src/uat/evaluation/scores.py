@@ -18,6 +18,9 @@ from uat.training.surroundings import pick_device, precision
 from uat.types import Score
 
 CEILING, EXPERT, RANDOM = "ceiling", "expert", "random"
+"""The references' names in the column "method"."""
+BLIND = "vanilla"
+"""The method from which the gap to the filter is counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,7 @@ def gap_closed(value: float, blind: float, ceiling: float) -> float | None:
 def _measure(domain: Any, agent: Any, count: int, device: torch.device) -> dict[str, Tensor]:
     """Each metric on test episodes 0 .. count-1."""
     is_policy = isinstance(agent, torch.nn.Module)
-    player = Player(agent, domain.simulator("test", device), device=device, sampled=getattr(agent, "sampled", False))
+    player = Player(agent, domain.simulator("test", device), device=device, sampled=agent is not None and agent.sampled)
     at_once = 1024 if is_policy or agent is None else 128
     return play_all(player, count, split_seed("test", 0), domain.measure, at_once)
 

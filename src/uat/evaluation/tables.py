@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from uat.domains import DOMAINS
-from uat.evaluation.scores import Evaluation
+from uat.evaluation.scores import BLIND, CEILING, Evaluation, gap_closed
 from uat.methods import METHODS
 from uat.recipes import recipe
 
@@ -47,20 +47,23 @@ def method_rows() -> list[dict[str, Any]]:
 
 
 def score_rows(found: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    """One line per method, task and seed, every metric with its 95 % interval; references once."""
+    """One line per method, task and seed: every metric with its 95 % interval, and the gap closed in the first."""
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    first: dict[tuple[Any, ...], float] = {}
     for one in found:
         for score in one.scores:
-            key = (score.domain, score.task, score.setting, score.method, score.seed, score.n, score.run)
-            head = {
-                "task": f"{score.domain}/{score.task}",
-                "setting": score.setting,
-                "method": score.method,
-                "seed": score.seed,
-            }
-            row = rows.setdefault(key, {**head, "episodes": score.n})
+            place = (score.domain, score.task, score.setting)
+            key = (*place, score.method, score.seed, score.n)
+            head = {"task": f"{score.domain}/{score.task}", "setting": score.setting, "method": score.method}
+            row = rows.setdefault(key, {**head, "seed": score.seed, "episodes": score.n})
             low, high = one.interval(score.method, score.metric)
             row[score.metric] = f"{score.value:.3f} ± {(high - low) / 2:.3f}"
+            first.setdefault(key, score.value)
+            first.setdefault((*place, score.method), score.value)
+    for key, row in rows.items():
+        blind, ceiling = first.get((*key[:3], BLIND)), first.get((*key[:3], CEILING))
+        if blind is not None and ceiling is not None:
+            row["gap closed"] = gap_closed(first[key], blind, ceiling)
     return [rows[key] for key in sorted(rows, key=str)]
 
 

@@ -34,6 +34,8 @@ class Policy(nn.Module, ABC):
     """Whether weights change while acting; they live in the state, never in the module."""
     trains_as: ClassVar[str | None] = None
     """The method whose trained weights this one starts from, if it has no training of its own."""
+    sampled: ClassVar[bool] = False
+    """Policies are judged by their arg-max."""
     revision: ClassVar[int] = 1
     """Raised when the same config starts to mean another function: old runs are then other runs."""
 

@@ -31,7 +31,7 @@ class Player:
 
     def play(self, episode_ids: Tensor, seed: int) -> Trajectory:
         """One episode per id. On CUDA the next call with as many ids writes over the result."""
-        noise = self._noise(episode_ids.to(self.device), seed)
+        noise = self.noise(episode_ids.to(self.device), seed)
         if self.device.type != "cuda":
             return self._rollout(noise)
         if self.captured is None or len(episode_ids) != len(next(iter(self.inputs.values()))):
@@ -41,7 +41,7 @@ class Player:
             self.inputs[name].copy_(value)
         return self.captured()
 
-    def _noise(self, episode_ids: Tensor, seed: int) -> Noise:
+    def noise(self, episode_ids: Tensor, seed: int) -> Noise:
         noise = self.simulator.noise(episode_ids, seed)
         spec = self.simulator.spec
         if self.sampled and isinstance(spec.action, Discrete):

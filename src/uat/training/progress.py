@@ -42,8 +42,8 @@ class Bar(Progress):
     """rich's bar."""
 
     def __init__(self, label: str, total: int) -> None:
-        from rich.console import Console
         from rich import progress as rich
+        from rich.console import Console
 
         columns: list[Any] = [rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn()]
         columns += [rich.TimeElapsedColumn(), rich.TimeRemainingColumn(), rich.TextColumn("{task.fields[note]}")]

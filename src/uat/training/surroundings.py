@@ -10,7 +10,10 @@ import torch
 
 def pick_device(device: torch.device | str | None = None) -> torch.device:
     """The device asked for; without a wish, CUDA where there is one."""
-    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    try:
+        chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError:
+        raise ValueError(f"unknown device {device!r}; use 'cpu' or 'cuda'") from None
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(
             "device 'cuda' was asked for, but this machine or this build of torch has none; use device 'cpu'"

@@ -5,7 +5,7 @@ Axes: B episodes, T time, A actions, C cells of the agent, G cells of the goal.
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, ClassVar
 
 import torch
@@ -15,6 +15,9 @@ from uat.domains.darkroom.filter import DarkRoomFilter
 from uat.domains.darkroom.world import DarkRoomConfig, DarkRoomSimulator, Grid
 from uat.domains.domain import Split
 from uat.types import Agent, Discrete, Metric, Spec, Step, Trajectory, episode_mean
+
+MANY_WORLDS = 2**40
+"""More worlds than anyone will play episodes."""
 
 
 class DarkRoom:
@@ -37,8 +40,13 @@ class DarkRoom:
         self.grid = Grid.build(config.size, config.tie_break)
 
     def simulator(self, split: Split, device: torch.device | str) -> DarkRoomSimulator:
-        """The same room for every split; splits differ by seed alone."""
-        return DarkRoomSimulator(self.config, device)
+        """The same room for every split; splits differ by seed.
+
+        To be judged, each episode comes from a world of its own, so that episodes are independent draws of the
+        same law: memory ends with an episode, so nothing else of the sequence could matter.
+        """
+        config = self.config if split == "train" else replace(self.config, num_worlds=MANY_WORLDS)
+        return DarkRoomSimulator(config, device)
 
     def measure(self, trajectory: Trajectory) -> dict[str, Tensor]:
         action_BT, valid_BT = trajectory.action, trajectory.valid
@@ -69,7 +77,6 @@ class UniformAgent:
     """Knows nothing and remembers nothing: every action is as likely as the next."""
 
     sampled: ClassVar[bool] = True
-    """Whether to play a sample of the logits instead of their arg-max."""
 
     def __init__(self, spec: Spec) -> None:
         assert isinstance(spec.action, Discrete)

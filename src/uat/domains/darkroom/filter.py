@@ -72,7 +72,6 @@ class DarkRoomFilter:
     """An agent whose logits are the log-posterior of the expert's action; NaN after evidence that cannot be."""
 
     sampled: ClassVar[bool] = False
-    """Whether to play a sample of the logits instead of their arg-max."""
 
     def __init__(self, config: DarkRoomConfig) -> None:
         self.model = Model.of(config)

@@ -1,0 +1,44 @@
+"""The slow twin of streaming: at each step the whole history goes through the policy again.
+
+It stays as it is; every speed is a ratio against it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from uat.methods import Policy
+from uat.types import Batch, Step
+
+
+@dataclass(slots=True)
+class History:
+    steps: list[Step] = field(default_factory=list)
+
+
+class Recomputing:
+    """Plays a policy without a cache."""
+
+    sampled: ClassVar[bool] = False
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+
+    def init_state(self, streams: int, capacity: int, device: torch.device | str) -> History:
+        return History()
+
+    def step(self, state: History, step: Step) -> tuple[Tensor, History]:
+        state.steps.append(step)
+        batch = Batch(
+            obs=torch.stack([s.obs for s in state.steps], dim=1),
+            prev_action=torch.stack([s.prev_action for s in state.steps], dim=1),
+            prev_reward=torch.stack([s.prev_reward for s in state.steps], dim=1),
+            target=step.prev_action[:, None],
+            valid=step.first[:, None],
+        )
+        h_BTD = self.policy.features(batch)
+        return self.policy.head.logits(h_BTD[:, -1], step.allowed), state

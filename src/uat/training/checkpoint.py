@@ -1,0 +1,88 @@
+"""Where a training stands, on disk: enough to resume to the same numbers.
+
+Random streams need no saving: worlds, sampled actions, position offsets and dropout of an epoch all come from
+(seed, epoch).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+
+import torch
+from torch import Tensor
+
+from uat.methods import Policy
+from uat.runs import Run, RunError, manifest, read_tensors, save_policy, write_tensors
+
+STATE = "state/train.safetensors"
+LOGS = ("metrics.jsonl", "timing.jsonl")
+
+
+@dataclass(slots=True)
+class Standing:
+    """Where training stands, beside its tensors."""
+
+    phase: int = 0
+    epoch: int = 0
+    """Epochs done in this phase."""
+    total: int = 0
+    """Epochs done in all phases: the index of the next epoch's worlds."""
+    best_value: float | None = None
+    best_epoch: int = 0
+    finished: bool = False
+
+    def begin(self, phase: int) -> None:
+        """A phase starts; if it is the one that was interrupted, it goes on."""
+        if phase != self.phase:
+            self.phase, self.epoch, self.best_value, self.best_epoch = phase, 0, None, 0
+
+
+class Checkpoint:
+    """The tensors that training changes, and their way to the run folder and back."""
+
+    def __init__(self, run: Run, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
+        self.run, self.policy, self.optimizer = run, policy, optimizer
+        self.best: dict[str, Tensor] = {}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Weights and optimizer state, by name."""
+        found = {f"policy.{name}": tensor for name, tensor in self.policy.state_dict().items()}
+        for name, parameter in self.policy.named_parameters():
+            for key, tensor in self.optimizer.state[parameter].items():
+                found[f"adam.{key}.{name}"] = tensor
+        return found
+
+    def keep_as_best(self) -> None:
+        self.best = {name: tensor.detach().clone() for name, tensor in self.policy.state_dict().items()}
+
+    def save(self, standing: Standing) -> None:
+        self._save_policy()
+        best = {f"best.{name}": tensor for name, tensor in self.best.items()}
+        write_tensors(self.run.file(STATE), {**self.tensors(), **best}, asdict(standing))
+
+    def restore(self) -> Standing:
+        """Back to what was saved last; what was logged after it is dropped, to be done again."""
+        standing = self._load() if self.run.file(STATE).exists() else Standing()
+        for name in LOGS:
+            rows = self.run.rows(name)
+            self.run.write_rows(name, [row for row in rows if row["epoch"] <= standing.total])
+        if not self.run.file("manifest.json").exists():
+            self.run.write_json("manifest.json", manifest())
+        return standing
+
+    def _load(self) -> Standing:
+        file = self.run.file(STATE)
+        saved, meta = read_tensors(file)
+        own = self.tensors()
+        if missing := sorted(own.keys() - saved.keys()):
+            raise RunError(f"{file} does not fit this run: {missing[0]} is missing")
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(saved[name])
+        device = next(self.policy.parameters()).device
+        self.best = {name[5:]: t.to(device) for name, t in saved.items() if name.startswith("best.")}
+        self._save_policy()  # a kill may have left the policy of a later checkpoint
+        return Standing(**{item.name: meta[item.name] for item in fields(Standing)})
+
+    def _save_policy(self) -> None:
+        save_policy(self.run.file("policy.safetensors"), self.policy, self.run.config.method_name, self.best)

@@ -1,0 +1,58 @@
+"""One epoch of rollout-then-optimize (paper, algorithm 1): a function of weights, optimizer state, seed and index.
+
+On a CPU both halves run plainly; on CUDA each is captured once and replayed. The worlds are the same.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from uat.config import RunConfig
+from uat.domains import split_seed
+from uat.methods import Phase, Policy
+from uat.noise import derive, integers
+from uat.training.capture import Captured
+from uat.training.checkpoint import Checkpoint
+from uat.training.optimizing import optimize, set_rates
+from uat.training.playing import Player
+from uat.types import Trajectory
+
+
+class Epoch:
+    """Runs the epochs of one phase. Torch's default generator is reseeded by each: call it inside `seeded`."""
+
+    def __init__(self, config: RunConfig, policy: Policy, phase: Phase, player: Player, checkpoint: Checkpoint) -> None:
+        self.config, self.policy, self.phase, self.player, self.checkpoint = config, policy, phase, player, checkpoint
+        self.optimizer = checkpoint.optimizer
+        self.start_B: Tensor | None = None
+        self.captured: Captured[dict[str, Tensor]] | None = None
+
+    def run(self, index: int, epoch: int) -> dict[str, Tensor]:
+        """Play the index-th batch of worlds, then one optimizer step at the rates of this epoch (the first is 1)."""
+        c = self.config
+        ids = torch.arange(index * c.train.batch_size, (index + 1) * c.train.batch_size)
+        trajectory = self.player.play(ids, split_seed("train", c.seed))
+        self._place(ids)
+        set_rates(self.optimizer, c.train, epoch)
+        if self.player.device.type == "cuda" and self.captured is None:
+            self.captured = Captured(lambda: self.optimize(trajectory), preserve=self.checkpoint.tensors().values())
+        torch.manual_seed(derive(c.seed, "dropout", index))
+        if self.captured is None:
+            return self.optimize(trajectory)
+        return {name: value.clone() for name, value in self.captured().items()}
+
+    def optimize(self, trajectory: Trajectory) -> dict[str, Tensor]:
+        self.policy.train()
+        batch = self.policy.spec.clock.batch(trajectory)
+        batch.start = self.start_B
+        return optimize(self.phase, batch, self.optimizer, self.config.train.clip)
+
+    def _place(self, ids: Tensor) -> None:
+        """Where these episodes start in the position table, written into the same tensor each time."""
+        if not self.config.train.random_start:
+            return
+        horizon = self.policy.spec.horizon
+        spare = (getattr(self.config.method, "max_positions", None) or horizon + 1) - horizon
+        start_B = integers(self.config.seed, "start", ids, 1, below=spare + 1)[:, 0].to(self.player.device)
+        self.start_B = start_B if self.start_B is None else self.start_B.copy_(start_B)

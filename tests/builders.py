@@ -1,0 +1,190 @@
+"""What the tests share: small specs of every kind, random episodes, random weights, and a step-by-step player.
+
+Axes as in `uat.types`. Sizes differ from axis to axis, so that two axes mixed up do not fit by luck.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from uat.methods import METHODS, Policy
+from uat.methods.uat import UAT, UATConfig
+from uat.methods.vanilla import Vanilla, VanillaConfig
+from uat.training.surroundings import seeded
+from uat.types import NO_ACTION, Assets, Batch, Discrete, Items, Spec, Step, Trajectory, Vector, Weights
+
+Module = TypeVar("Module", bound=nn.Module)
+CPU = torch.device("cpu")
+
+SPECS: dict[str, Spec] = {
+    "vector-discrete": Spec(obs=Vector(5), action=Discrete(4), horizon=7),
+    "vector-weights": Spec(obs=Vector(5), action=Weights(4), horizon=7, reward_scale=50.0),
+    "items-discrete": Spec(obs=Items(11), action=Discrete(11), horizon=7, reward_lag=2),
+    "items-weights": Spec(obs=Items(11), action=Weights(4), horizon=7),
+    "assets-discrete": Spec(obs=Assets(3, 2), action=Discrete(4), horizon=7, reward_scale=0.5),
+    "assets-weights": Spec(obs=Assets(3, 2), action=Weights(4), horizon=7, reward_lag=3),
+}
+"""Every kind of observation with every kind of action."""
+
+LARGE = Spec(obs=Items(60_000), action=Discrete(60_000), horizon=4)
+"""A catalogue as large as a recommender's."""
+
+SIZES: dict[str, Any] = {
+    "d_model": 12,
+    "num_heads": 3,
+    "num_layers": 2,
+    "d_ff": 10,
+    "dropout": 0.0,
+    "d_utility": 5,
+    "d_action": 3,
+    "d_hidden": 8,
+}
+"""Small settings; each config takes those that it has."""
+
+
+# ---------------------------------------------------------------- policies
+
+
+def small_config(method: str, **settings: Any) -> Any:
+    entry = METHODS[method]
+    known = {item.name for item in fields(entry.config)}
+    return entry.configure(**{name: size for name, size in SIZES.items() if name in known}, **settings)
+
+
+def build(method: str, spec: Spec, *, dtype: torch.dtype = torch.float64, **settings: Any) -> Policy:
+    """A small policy with its first weights, ready to act."""
+    with seeded(0, CPU):
+        return METHODS[method].build(spec, small_config(method, **settings)).to(dtype).eval()
+
+
+def build_random(
+    method: str, spec: Spec, *, seed: int = 0, dtype: torch.dtype = torch.float64, **settings: Any
+) -> Policy:
+    return randomise(build(method, spec, dtype=dtype, **settings), seed)
+
+
+def build_uat(spec: Spec, *, dtype: torch.dtype = torch.float64, **settings: Any) -> UAT:
+    with seeded(0, CPU):
+        return UAT(spec, UATConfig(**{**SIZES, **settings})).to(dtype).eval()
+
+
+@torch.no_grad()
+def randomise(module: Module, seed: int) -> Module:
+    """Every parameter drawn anew, so that nothing is zero by initialisation; gates end up open, and not saturated."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in module.named_parameters():
+        draw = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        if parameter.dim() > 1:
+            draw = draw / parameter.shape[-1] ** 0.5
+        elif name.endswith("weight"):
+            draw = 1 + 0.2 * draw  # a norm's scale
+        else:
+            draw = 0.3 * draw
+        parameter.copy_(draw)
+    return module
+
+
+def vanilla_of(uat: UAT) -> Vanilla:
+    """Vanilla with a UAT's base weights, which are the first rows of its projections."""
+    settings = {item.name: getattr(uat.config, item.name) for item in fields(VanillaConfig)}
+    vanilla = Vanilla(uat.spec, VanillaConfig(**settings)).to(next(uat.parameters()).dtype).eval()
+    weights = uat.state_dict()
+    vanilla.load_state_dict({name: weights[name][: len(own)] for name, own in vanilla.state_dict().items()})
+    return vanilla
+
+
+# ---------------------------------------------------------------- episodes
+
+
+def random_trajectory(
+    spec: Spec, *, episodes: int = 3, steps: int | None = None, seed: int = 0, masked: bool | None = None
+) -> Trajectory:
+    """Episodes of random lengths, the first one whole. Weights come with an `allowed` mask unless told otherwise."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (episodes, steps or spec.horizon)
+    lengths_B = torch.randint(1, shape[1] + 1, (episodes,), generator=generator)
+    lengths_B[0] = shape[1]
+    valid_BT = torch.arange(shape[1]) < lengths_B[:, None]
+    allowed_BTA = None
+    if isinstance(spec.action, Weights) if masked is None else masked:
+        allowed_BTA = torch.rand(*shape, spec.action.count, generator=generator) < 0.7
+        allowed_BTA[..., 0] = True
+    return Trajectory(
+        obs=random_observations(spec, shape, generator),
+        action=random_actions(spec, shape, generator, allowed_BTA),
+        reward=torch.randn(shape, generator=generator) / spec.reward_scale,
+        done=torch.arange(shape[1]) == lengths_B[:, None] - 1,
+        target=_blank(random_actions(spec, shape, generator, allowed_BTA), valid_BT),
+        valid=valid_BT,
+        allowed=allowed_BTA,
+    )
+
+
+def random_observations(spec: Spec, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    match spec.obs:
+        case Vector(width):
+            return torch.randn(*shape, width, generator=generator)
+        case Assets(count, features):
+            return torch.randn(*shape, count, features, generator=generator)
+        case Items(count):
+            return torch.randint(-1, count, shape, generator=generator)
+
+
+def random_actions(
+    spec: Spec, shape: tuple[int, ...], generator: torch.Generator, allowed: Tensor | None = None
+) -> Tensor:
+    if isinstance(spec.action, Discrete) and allowed is None:
+        return torch.randint(spec.action.count, shape, generator=generator)
+    logits = torch.randn(*shape, spec.action.count, generator=generator)
+    if allowed is not None:
+        logits = logits.masked_fill(~allowed, -torch.inf)
+    return logits.argmax(-1) if isinstance(spec.action, Discrete) else logits.softmax(-1)
+
+
+def _blank(action: Tensor, valid_BT: Tensor) -> Tensor:
+    """No target in padding."""
+    if action.is_floating_point():
+        return action * valid_BT[..., None]
+    return action.masked_fill(~valid_BT, NO_ACTION)
+
+
+def random_batch(
+    spec: Spec, *, episodes: int = 3, steps: int | None = None, seed: int = 0, masked: bool | None = None
+) -> Batch:
+    return spec.clock.batch(random_trajectory(spec, episodes=episodes, steps=steps, seed=seed, masked=masked))
+
+
+# ---------------------------------------------------------------- playing a batch step by step
+
+
+def moments(batch: Batch) -> Iterator[Step]:
+    """What is known at each step, as a policy is told while acting."""
+    for t in range(batch.valid.shape[1]):
+        yield Step(
+            obs=batch.obs[:, t],
+            prev_action=batch.prev_action[:, t],
+            prev_reward=batch.prev_reward[:, t],
+            first=torch.full((len(batch.valid),), t == 0),
+            allowed=None if batch.allowed is None else batch.allowed[:, t],
+        )
+
+
+@torch.no_grad()
+def stream(policy: Policy, batch: Batch) -> Tensor:
+    """Logits (B, T, A) of a batch that is played step by step."""
+    streams, steps = batch.valid.shape
+    state, logits = policy.init_state(streams, steps, CPU), []
+    for moment in moments(batch):
+        logits_BA, state = policy.step(state, moment)
+        logits.append(logits_BA)
+    return torch.stack(logits, dim=1)
+
+
+def largest(logits: Tensor) -> float:
+    """The largest absolute logit of an action that is not masked."""
+    return logits[logits.isfinite()].abs().max().item()

@@ -1,0 +1,182 @@
+"""The paper's equations one number at a time: slow, plain, in float64, and differentiable.
+
+Loops run over episodes, layers, heads and steps. Nothing here is a module, a fused attention or a batched
+product. Weights are read from a policy by name, so that gradients arrive at the same parameters as those of
+the fast path, and both can be compared.
+
+  o observation   x token   u utility   ubar regime state   rho, g gates   q, k, v projections
+  d width of x    d_m width of a head   lists run over steps, then over heads
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from uat.methods import Policy
+from uat.methods.uat import UATConfig
+from uat.types import Batch
+
+Named = Mapping[str, Tensor]
+PROJECTIONS = ("Q", "K", "V")
+
+
+def logits(policy: Policy, batch: Batch) -> Tensor:
+    """(B, T, A), masked actions at minus infinity."""
+    w = {name: parameter.double() for name, parameter in policy.named_parameters()}
+    rows = []
+    for b in range(len(batch.obs)):
+        row = torch.stack(episode(policy, w, batch, b))
+        rows.append(row if batch.allowed is None else row.masked_fill(~batch.allowed[b], -torch.inf))
+    return torch.stack(rows)
+
+
+def loss(policy: Policy, batch: Batch) -> Tensor:
+    """Cross-entropy, or KL, summed over real steps."""
+    logits_BTA, total = logits(policy, batch), torch.zeros((), dtype=torch.float64)
+    for b, t in batch.valid.nonzero().tolist():
+        pi, target = softmax(logits_BTA[b, t]), batch.target[b, t]
+        if target.is_floating_point():
+            for a in target.nonzero()[:, 0].tolist():
+                total = total + target[a].double() * (target[a].double().log() - pi[a].log())
+        else:
+            total = total - pi[int(target)].log()
+    return total
+
+
+def episode(policy: Policy, w: Named, batch: Batch, b: int) -> list[Tensor]:
+    """W_head h_t + b_head at every step of one episode."""
+    steps, start = range(batch.obs.shape[1]), 0 if batch.start is None else int(batch.start[b])
+    x = [layer_norm(w, "backbone.norm", embed(w, batch.obs[b, t]) + w["backbone.positions"][start + t]) for t in steps]
+    rho, g = gates(policy, w, batch, b)
+    for layer in range(policy.config.num_layers):
+        x = block(w, layer, policy.config.num_heads, x, rho, g[layer] if g else None)
+    h = [layer_norm(w, "backbone.last_norm", x[t]) for t in steps]
+    return [w["head.linear.weight"] @ h[t] + w["head.linear.bias"] for t in steps]
+
+
+# ---------------------------------------------------------------- x = LN(W^E o + p)
+
+
+def embed(w: Named, o: Tensor) -> Tensor:
+    if "backbone.encoder.weight" in w:
+        return one_hot(o, len(w["backbone.encoder.weight"])) @ w["backbone.encoder.weight"]
+    return w["backbone.encoder.linear.weight"] @ o.flatten().double() + w["backbone.encoder.linear.bias"]
+
+
+def one_hot(index: Tensor, count: int) -> Tensor:
+    """Zero everywhere for the id -1."""
+    return torch.tensor([float(i == int(index)) for i in range(count)], dtype=torch.float64)
+
+
+# ---------------------------------------------------------------- utility encoder
+
+
+def gates(
+    policy: Policy, w: Named, batch: Batch, b: int
+) -> tuple[list[Tensor] | None, list[list[Tensor]] | None]:
+    """rho_t, and g_j of every layer; none for an observation-only policy."""
+    if not isinstance(policy.config, UATConfig):
+        return None, None
+    steps, d = range(batch.obs.shape[1]), policy.config.d_model
+    u = [utility(w, batch.prev_action[b, t], batch.prev_reward[b, t]) for t in steps]
+    rho = [torch.tanh(w["utility.regime.weight"] @ ubar) for ubar in regime_states(u, policy.config.decay)]
+    g = []
+    for layer in range(policy.config.num_layers):
+        W_s = w["utility.token.weight"][layer * d : (layer + 1) * d]
+        g.append([torch.tanh(W_s @ u[j]) for j in steps])
+    return rho, g
+
+
+def utility(w: Named, a: Tensor, r: Tensor) -> Tensor:
+    """u = E([f_a(a); r])"""
+    if "utility.encoder.action.weight" in w:
+        W_a = w["utility.encoder.action.weight"].T
+        f_a = W_a @ one_hot(a, W_a.shape[1])
+    else:
+        f_a = w["utility.encoder.action.linear.weight"] @ a.double()
+    hidden = w["utility.encoder.mlp.0.weight"] @ torch.cat([f_a, r.double()[None]])
+    return w["utility.encoder.mlp.2.weight"] @ hidden.clamp_min(0)
+
+
+def regime_states(u: Sequence[Tensor], decay: float) -> list[Tensor]:
+    """ubar_t = λ ubar_{t-1} + (1-λ) u_t, from ubar_0 = 0"""
+    ubar, states = torch.zeros_like(u[0]), []
+    for u_t in u:
+        ubar = decay * ubar + (1 - decay) * u_t
+        states.append(ubar)
+    return states
+
+
+# ---------------------------------------------------------------- blocks
+
+
+def block(
+    w: Named, layer: int, num_heads: int, x: list[Tensor], rho: list[Tensor] | None, g: list[Tensor] | None
+) -> list[Tensor]:
+    name, steps = f"backbone.blocks.{layer}", range(len(x))
+    normed = [layer_norm(w, f"{name}.attention_norm", x[t]) for t in steps]
+    heads = [
+        attend(*(project(w, name, p, h, num_heads, normed, gate) for p, gate in zip(PROJECTIONS, (rho, g, g), strict=True)))
+        for h in range(num_heads)
+    ]
+    W_O, b_O = w[f"{name}.attention.out.weight"], w[f"{name}.attention.out.bias"]
+    x = [x[t] + W_O @ torch.cat([head[t] for head in heads]) + b_O for t in steps]
+    return [x[t] + feed_forward(w, f"{name}.ff", layer_norm(w, f"{name}.ff_norm", x[t])) for t in steps]
+
+
+def project(
+    w: Named, block_name: str, projection: str, head: int, num_heads: int, x: list[Tensor], gate: list[Tensor] | None
+) -> list[Tensor]:
+    """W x + gate ⊙ (W^u x) + U gate at every step, in one head."""
+    W, W_u, U = matrices(w, f"{block_name}.attention.project", projection, head, num_heads)
+    if gate is None or W_u is None or U is None:
+        return [W @ x_t for x_t in x]
+    own = rows_of(head, len(W))
+    return [W @ x_t + torch.diag(gate_t[own]) @ W_u @ x_t + U @ gate_t[own] for x_t, gate_t in zip(x, gate, strict=True)]
+
+
+def matrices(
+    w: Named, name: str, projection: str, head: int, num_heads: int
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """W, W^u and U of one head; no W^u and U in an observation-only policy."""
+    stacked, which = w[f"{name}.weight"], PROJECTIONS.index(projection)
+    d = stacked.shape[1]
+    own = rows_of(head, d // num_heads)
+    W, twins = stacked[which * d : (which + 1) * d][own], stacked[(3 + which) * d : (4 + which) * d]
+    return (W, None, None) if len(twins) == 0 else (W, twins[own], w[f"{name}.bias_3HEE"][which, head])
+
+
+def rows_of(head: int, d_m: int) -> slice:
+    return slice(head * d_m, (head + 1) * d_m)
+
+
+def attend(q: list[Tensor], k: list[Tensor], v: list[Tensor]) -> list[Tensor]:
+    """h_t = Σ_{j≤t} softmax_j(⟨q_t, k_j⟩ / √d_m) v_j"""
+    h = []
+    for t in range(len(q)):
+        alpha = softmax(torch.stack([(q[t] * k[j]).sum() / math.sqrt(len(q[t])) for j in range(t + 1)]))
+        h_t = torch.zeros_like(v[0])
+        for j in range(t + 1):
+            h_t = h_t + alpha[j] * v[j]
+        h.append(h_t)
+    return h
+
+
+def feed_forward(w: Named, name: str, x: Tensor) -> Tensor:
+    hidden = w[f"{name}.0.weight"] @ x + w[f"{name}.0.bias"]
+    return w[f"{name}.2.weight"] @ hidden.clamp_min(0) + w[f"{name}.2.bias"]
+
+
+def layer_norm(w: Named, name: str, x: Tensor) -> Tensor:
+    mean = x.sum() / len(x)
+    variance = ((x - mean) ** 2).sum() / len(x)
+    return (x - mean) / (variance + 1e-5).sqrt() * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+
+def softmax(z: Tensor) -> Tensor:
+    e = (z - z.max()).exp()
+    return e / e.sum()
