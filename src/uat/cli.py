@@ -110,9 +110,9 @@ def run_train(args: list[str]) -> None:
     names = peek(args)
     default = recipe(names["domain"], names["method"], names["preset"])
     sections = [(name, type(getattr(default, name)), field(default=getattr(default, name))) for name in SECTIONS]
-    options = parse(
-        make_dataclass("Train", sections, bases=(TrainOptions,), kw_only=True, frozen=True), args, "uat train"
-    )
+    extra = {"__doc__": TrainOptions.__doc__}
+    kind = make_dataclass("Train", sections, bases=(TrainOptions,), namespace=extra, kw_only=True, frozen=True)
+    options = parse(kind, args, "uat train")
     config = dataclasses.replace(default, seed=options.seed, **{name: getattr(options, name) for name in SECTIONS})
     if options.dry_run:
         print(json.dumps(to_json(config), indent=2))

@@ -51,7 +51,7 @@ PRESET: dict[tuple[str, str], Settings] = {
         "method.d_ff": 32,
     },
     ("darkroom", "quick"): {
-        "train.epochs": 140,
+        "train.epochs": 120,
         "train.batch_size": 128,
         "train.validation_episodes": 256,
         "evaluation.episodes": 1024,

@@ -77,8 +77,7 @@ def page_data(rows: list[dict[str, Any]], runs: dict[str, Run], device: torch.de
     domain = runs["uat"].config.build_domain()
     return {
         "title": "Does feedback reshape attention?",
-        "subtitle": "Vanilla sees observations alone; "
-        "in UAT past actions and rewards also modulate queries, keys and values.",
+        "subtitle": headline({row["method"]: row["accuracy"] for row in rows}),
         "command": f"uat demo --preset {runs['uat'].config.preset} --seed {runs['uat'].config.seed}",
         "device": manifest()["device"] if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads",
         "version": uat.__version__,
@@ -89,6 +88,13 @@ def page_data(rows: list[dict[str, Any]], runs: dict[str, Run], device: torch.de
         "actions": ["stay", "up", "down", "left", "right"],
         "episodes": episodes({method: load_policy(run.path) for method, run in runs.items()}, domain),
     }
+
+
+def headline(accuracy: dict[str, float]) -> str:
+    return (
+        f"UAT decides as the expert does in {accuracy['uat']:.1%} of steps, Vanilla in {accuracy['vanilla']:.1%}, "
+        f"the Bayes filter in {accuracy[CEILING]:.1%}."
+    )
 
 
 def _point(row: dict[str, Any]) -> dict[str, Any]:

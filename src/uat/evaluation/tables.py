@@ -36,13 +36,11 @@ def method_rows() -> list[dict[str, Any]]:
     """Every method: what it sees, how large it is under each domain's published settings, where it serves."""
     rows = []
     for name, method in METHODS.items():
-        sizes = {}
-        for domain in DOMAINS:
-            config = recipe(domain, name)
-            policy = method.build(config.build_domain().spec, config.method)
-            sizes[domain] = sum(p.numel() for p in policy.parameters())
-        row = {"method": name, "sees": sorted(method.policy.sees), "domains": list(DOMAINS)}
-        rows.append({**row, **{f"parameters:{d}": n for d, n in sizes.items()}, "what": method.summary})
+        configs = {domain: recipe(domain, name) for domain in DOMAINS}
+        policies = {domain: method.build(c.build_domain().spec, c.method) for domain, c in configs.items()}
+        sizes = {f"parameters:{d}": sum(p.numel() for p in policy.parameters()) for d, policy in policies.items()}
+        sees = sorted(next(iter(policies.values())).sees)
+        rows.append({"method": name, "sees": sees, "domains": list(policies), **sizes, "what": method.summary})
     return rows
 
 

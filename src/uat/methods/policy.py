@@ -26,7 +26,7 @@ class Phase:
 class Policy(nn.Module, ABC):
     """Maps what is known at t to logits over actions: all steps at once for training, one at a time for acting."""
 
-    sees: ClassVar[frozenset[str]] = frozenset()
+    sees: frozenset[str] = frozenset()
     """Feedback that may change a decision: any of "action", "reward"."""
     parallel: ClassVar[bool] = True
     """Whether `features` gives every step in one pass that equals streaming; adapting methods replay instead."""
