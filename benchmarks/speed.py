@@ -1,6 +1,6 @@
 """Rollout and optimize step, every path beside its slow twin in one run.
 
-    python benchmarks/speed.py --out benchmarks/results/cpu.json
+    python -m benchmarks.speed --out benchmarks/results/cpu.json
 
 Paths: recompute (the whole history at each step), eager (cached, launch by launch), graph (captured; CUDA alone).
 """
@@ -12,7 +12,6 @@ import datetime
 import json
 import platform
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,10 +21,8 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-from recompute import Recomputing
-
 import uat
+from benchmarks.recompute import Recomputing
 from uat.acting import rollout
 from uat.domains import split_seed
 from uat.runs import Run

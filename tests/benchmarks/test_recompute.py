@@ -1,30 +1,19 @@
 """The slow twin of streaming plays the same game, slowly."""
 
-import importlib.util
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import uat
+from benchmarks.recompute import Recomputing
 from uat.acting import rollout
 from uat.methods import METHODS
 from uat.training.playing import Player
 from uat.training.trainer import build_policy
 
-TWIN = Path(__file__).parents[2] / "benchmarks" / "recompute.py"
 CPU = torch.device("cpu")
-
-
-def recomputing(policy: uat.Policy) -> Any:
-    spec = importlib.util.spec_from_file_location("recompute", TWIN)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.Recomputing(policy)
 
 
 def played(method: str, preset: str, episodes: int) -> tuple[Any, ...]:
@@ -41,7 +30,7 @@ def played(method: str, preset: str, episodes: int) -> tuple[Any, ...]:
 def test_recomputing_the_history_gives_the_same_episodes(method: str) -> None:
     policy, simulator, noise, sampling = played(method, "smoke", 5)
     cached = rollout(policy, simulator, noise, sampling)
-    recomputed = rollout(recomputing(policy), simulator, noise, sampling)
+    recomputed = rollout(Recomputing(policy), simulator, noise, sampling)
     assert torch.equal(cached.action, recomputed.action)
     assert torch.equal(cached.reward, recomputed.reward)
 
@@ -55,5 +44,5 @@ def test_the_cache_is_at_least_three_times_as_fast() -> None:
         rollout(agent, simulator, noise, sampling)
         return time.perf_counter() - start
 
-    fast, slow = min(seconds(policy) for _ in range(3)), min(seconds(recomputing(policy)) for _ in range(2))
+    fast, slow = min(seconds(policy) for _ in range(3)), min(seconds(Recomputing(policy)) for _ in range(2))
     assert slow / fast >= 3, f"recomputing {slow:.2f} s, cached {fast:.2f} s"
