@@ -6,7 +6,7 @@ Axes as in `uat.types`. Sizes differ from axis to axis, so that two axes mixed u
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 import torch
@@ -53,7 +53,7 @@ SIZES: dict[str, Any] = {
 def small_config(method: str, **settings: Any) -> Any:
     entry = METHODS[method]
     known = {item.name for item in fields(entry.config)}
-    return entry.configure(**{name: size for name, size in SIZES.items() if name in known}, **settings)
+    return entry.configure(**{**{name: size for name, size in SIZES.items() if name in known}, **settings})
 
 
 def build(method: str, spec: Spec, *, dtype: torch.dtype = torch.float64, **settings: Any) -> Policy:
@@ -102,13 +102,22 @@ def vanilla_of(uat: UAT) -> Vanilla:
 
 
 def random_trajectory(
-    spec: Spec, *, episodes: int = 3, steps: int | None = None, seed: int = 0, masked: bool | None = None
+    spec: Spec,
+    *,
+    episodes: int = 3,
+    steps: int | None = None,
+    seed: int = 0,
+    masked: bool | None = None,
+    whole: bool = False,
 ) -> Trajectory:
-    """Episodes of random lengths, the first one whole. Weights come with an `allowed` mask unless told otherwise."""
+    """Episodes of random lengths, the first one whole (or all of them).
+
+    Weights come with an `allowed` mask, ids without one, unless told otherwise.
+    """
     generator = torch.Generator().manual_seed(seed)
     shape = (episodes, steps or spec.horizon)
     lengths_B = torch.randint(1, shape[1] + 1, (episodes,), generator=generator)
-    lengths_B[0] = shape[1]
+    lengths_B[: episodes if whole else 1] = shape[1]
     valid_BT = torch.arange(shape[1]) < lengths_B[:, None]
     allowed_BTA = None
     if isinstance(spec.action, Weights) if masked is None else masked:
@@ -117,7 +126,7 @@ def random_trajectory(
     return Trajectory(
         obs=random_observations(spec, shape, generator),
         action=random_actions(spec, shape, generator, allowed_BTA),
-        reward=torch.randn(shape, generator=generator) / spec.reward_scale,
+        reward=(3 * torch.rand(shape, generator=generator) - 1.5) / spec.reward_scale,
         done=torch.arange(shape[1]) == lengths_B[:, None] - 1,
         target=_blank(random_actions(spec, shape, generator, allowed_BTA), valid_BT),
         valid=valid_BT,
@@ -153,10 +162,17 @@ def _blank(action: Tensor, valid_BT: Tensor) -> Tensor:
     return action.masked_fill(~valid_BT, NO_ACTION)
 
 
-def random_batch(
-    spec: Spec, *, episodes: int = 3, steps: int | None = None, seed: int = 0, masked: bool | None = None
-) -> Batch:
-    return spec.clock.batch(random_trajectory(spec, episodes=episodes, steps=steps, seed=seed, masked=masked))
+def random_batch(spec: Spec, **settings: Any) -> Batch:
+    """What the clock makes of a `random_trajectory`."""
+    return spec.clock.batch(random_trajectory(spec, **settings))
+
+
+def with_other_feedback(trajectory: Trajectory, *, action: bool = True, reward: bool = True) -> Trajectory:
+    """The same observations, after every action another one, or other rewards, or both."""
+    other = trajectory.action
+    if action:  # the ids of random episodes start at 0, and weights seldom repeat from episode to episode
+        other = other.roll(1, 0) if other.is_floating_point() else torch.where(other > 0, other - 1, other + 1)
+    return replace(trajectory, action=other, reward=trajectory.reward * 0.5 + 0.1 if reward else trajectory.reward)
 
 
 # ---------------------------------------------------------------- playing a batch step by step

@@ -75,9 +75,7 @@ def one_hot(index: Tensor, count: int) -> Tensor:
 # ---------------------------------------------------------------- utility encoder
 
 
-def gates(
-    policy: Policy, w: Named, batch: Batch, b: int
-) -> tuple[list[Tensor] | None, list[list[Tensor]] | None]:
+def gates(policy: Policy, w: Named, batch: Batch, b: int) -> tuple[list[Tensor] | None, list[list[Tensor]] | None]:
     """rho_t, and g_j of every layer; none for an observation-only policy."""
     if not isinstance(policy.config, UATConfig):
         return None, None
@@ -120,7 +118,9 @@ def block(
     name, steps = f"backbone.blocks.{layer}", range(len(x))
     normed = [layer_norm(w, f"{name}.attention_norm", x[t]) for t in steps]
     heads = [
-        attend(*(project(w, name, p, h, num_heads, normed, gate) for p, gate in zip(PROJECTIONS, (rho, g, g), strict=True)))
+        attend(
+            *(project(w, name, p, h, num_heads, normed, gate) for p, gate in zip(PROJECTIONS, (rho, g, g), strict=True))
+        )
         for h in range(num_heads)
     ]
     W_O, b_O = w[f"{name}.attention.out.weight"], w[f"{name}.attention.out.bias"]
@@ -136,7 +136,9 @@ def project(
     if gate is None or W_u is None or U is None:
         return [W @ x_t for x_t in x]
     own = rows_of(head, len(W))
-    return [W @ x_t + torch.diag(gate_t[own]) @ W_u @ x_t + U @ gate_t[own] for x_t, gate_t in zip(x, gate, strict=True)]
+    return [
+        W @ x_t + torch.diag(gate_t[own]) @ W_u @ x_t + U @ gate_t[own] for x_t, gate_t in zip(x, gate, strict=True)
+    ]
 
 
 def matrices(

@@ -259,8 +259,8 @@ DAMAGE = {
     empty: "truncated or not a safetensors file",
     replace_by_pickle: "truncated or not a safetensors file",
     foreign: "was not written by uat",
-    foreign_with_our_word: "",
-    garbled: "",
+    foreign_with_our_word: "safetensors",
+    garbled: "safetensors",
     newer_format: "format 99",
     rename_a_weight: "is (missing|unknown)",
     widen_a_weight: "shape",
@@ -337,22 +337,25 @@ def test_a_run_without_a_policy_says_what_may_have_happened(tmp_path: Path) -> N
 
 
 class Trap:
-    """Unpickling this leaves a trace."""
+    """Unpickling this leaves a file behind."""
 
-    sprung: list[str] = []  # noqa: RUF012 (shared on purpose)
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
 
     def __reduce__(self) -> Any:
-        return Trap.sprung.append, ("unpickled",)
+        return Path.touch, (self.trace,)
 
 
 @pytest.mark.parametrize("name", ["policy.safetensors", "state/train.safetensors", "config.json"])
-def test_loading_never_unpickles(name: str, folder: Path) -> None:
-    (folder / name).write_bytes(pickle.dumps(Trap()))
+def test_loading_never_unpickles(name: str, folder: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    pickled = pickle.dumps(Trap(trace))
+    (folder / name).write_bytes(pickled)
     with pytest.raises(RunError):
         train(tiny(), folder, resume=True, device="cpu") if name.startswith("state") else load_policy(folder)
-    assert Trap.sprung == []
-    pickle.loads(pickle.dumps(Trap()))  # the trap works
-    assert Trap.sprung.pop() == "unpickled"
+    assert not trace.exists()
+    pickle.loads(pickled)
+    assert trace.exists()  # the trap works
 
 
 # ---------------------------------------------------------------- policies

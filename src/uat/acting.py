@@ -30,6 +30,8 @@ def rollout(
     After an episode ends its stream goes on as padding (`valid` False) until the horizon.
     """
     spec = simulator.spec
+    if spec.reward_lag < 1:
+        raise ValueError(f"reward_lag={spec.reward_lag} is for logs: in a simulator the reward comes after the action")
     world, obs = simulator.reset(noise)
     streams, device = obs.shape[0], obs.device
     state = agent.init_state(streams, spec.horizon, device) if agent else None

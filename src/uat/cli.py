@@ -201,15 +201,17 @@ def peek(args: list[str]) -> dict[str, str]:
     """The names that decide which settings `uat train` has."""
 
     def value_of(flag: str, default: str) -> str:
-        for i, arg in enumerate(args):
-            if arg == flag and i + 1 < len(args):
+        """The last one counts, as it does for tyro."""
+        for i in reversed(range(len(args))):
+            if args[i] == flag and i + 1 < len(args):
                 return args[i + 1]
-            if arg.startswith(f"{flag}="):
-                return arg.split("=", 1)[1]
+            if args[i].startswith(f"{flag}="):
+                return args[i].split("=", 1)[1]
         return default
 
     asks_help = any(arg in ("-h", "--help") for arg in args)
-    positional = args[0] if args and not args[0].startswith("-") else None
+    leads = bool(args) and not args[0].startswith("-")
+    positional = args[0] if leads else next((arg for arg in args if arg in DOMAINS), None)
     if positional is None and not asks_help:
         raise ValueError(f"name a domain first: uat train DOMAIN ...; known: {', '.join(DOMAINS)}")
     return {
@@ -231,19 +233,20 @@ def parse(kind: Any, args: list[str], prog: str) -> Any:
         raise ValueError(one_sentence(said.getvalue(), prog)) from None
 
 
-def one_sentence(box: str, prog: str) -> str:
-    """The first paragraph of tyro's framed message, and the flag it suggests."""
-    lines = [line.strip("│╭╮╰╯ ") for line in box.splitlines()]
+def one_sentence(framed: str, prog: str) -> str:
+    """The first paragraph of tyro's framed message, and the flag it suggests. Frames are drawn, or plain dashes."""
+    lines = [line.strip("│╭╮╰╯|+ ") for line in framed.splitlines()]
+    start = next(
+        (i for i, line in enumerate(lines) if set(line) == {"-"}), 0
+    )  # a plain frame has its title above a rule
     paragraphs: list[list[str]] = [[]]
-    for line in lines[1:]:
-        if set(line) <= {"─"}:
+    for line in lines[start + 1 :]:
+        if line and set(line) <= {"─", "-"}:
             paragraphs.append([])
-        else:
+        elif line:
             paragraphs[-1].append(line)
     said = " ".join(paragraphs[0]).rstrip(".")
-    close = next(
-        (p[1].split()[0] for p in paragraphs if p and p[0].startswith("Perhaps you meant") and len(p) > 1), None
-    )
+    close = next((p[1].split()[0] for p in paragraphs if p and p[0].startswith("Perhaps you meant") and p[1:]), None)
     return f"{said}; did you mean {close}?" if close else f"{said}; see {prog} --help"
 
 

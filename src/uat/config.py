@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import math
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -54,11 +55,11 @@ class TrainConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"train.{name}={getattr(self, name)} must be at least 1")
         for name in ("lr", "utility_lr", "clip"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"train.{name}={getattr(self, name)} must be positive")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"train.{name}={getattr(self, name)} must be positive and finite")
         for name in ("weight_decay", "warmup"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"train.{name}={getattr(self, name)} must not be negative")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"train.{name}={getattr(self, name)} must not be negative, and finite")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,38 +95,44 @@ class RunConfig:
     def identity(self) -> str:
         """Names the run: the hash of its config and the method's revision, not of where or on what it runs."""
         revision = METHODS[self.method_name].policy.revision
-        text = json.dumps({"config": to_json(self), "revision": revision}, sort_keys=True)
+        plain = to_json(run_config_from_json(to_json(self)))  # 1 and 1.0 are the same setting
+        text = json.dumps({"config": plain, "revision": revision}, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+FIXED = ("domain_name", "method_name", "preset")
+"""Names that chose the other settings, and so cannot be changed after them."""
 
 
 def override(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     """The config with some fields changed: `override(c, {"train.lr": 1e-3, "seed": 2})`."""
-    for path, value in changes.items():
-        config = _override(config, path.split("."), value, path)
+    for name, value in changes.items():
+        if name in FIXED:
+            raise ValueError(f"{name} cannot be overridden: it chose the other settings; compose another recipe")
+        if name in ("domain", "method", "train", "evaluation"):
+            inner = next(iter(field_types(type(getattr(config, name)))))
+            raise ValueError(f"{name!r} is a section; set one of its fields, such as {name}.{inner}")
+        known = setting_names(config)
+        if name not in known:
+            raise ValueError(f"unknown setting {name!r}{suggestion(name, known)}")
+        config = _with(config, name.split("."), value, name)
     return config
 
 
-def _override(owner: Any, path: list[str], value: Any, full: str) -> Any:
-    hints = field_types(type(owner))
-    if path[0] not in hints or path[0] in ("domain_name", "method_name", "preset"):
-        raise ValueError(f"unknown setting {full!r}{suggestion(full, setting_names(owner))}")
-    if len(path) > 1:
-        return replace(owner, **{path[0]: _override(getattr(owner, path[0]), path[1:], value, full)})
-    if dataclasses.is_dataclass(getattr(owner, path[0])):
-        inner = next(iter(field_types(type(getattr(owner, path[0])))))
-        raise ValueError(f"{full!r} is a section; set one of its fields, such as {full}.{inner}")
-    return replace(owner, **{path[0]: checked(value, hints[path[0]], full)})
+def _with(owner: Any, path: list[str], value: Any, name: str) -> Any:
+    head, *rest = path
+    old = getattr(owner, head)
+    new = _with(old, rest, value, name) if rest else checked(value, field_types(type(owner))[head], name)
+    return replace(owner, **{head: new})
 
 
 def setting_names(config: Any, prefix: str = "") -> list[str]:
     """Every field that `override` may change, dotted."""
     names = []
     for item in dataclasses.fields(config):
-        value = getattr(config, item.name)
-        names += (
-            setting_names(value, f"{prefix}{item.name}.") if dataclasses.is_dataclass(value) else [prefix + item.name]
-        )
-    return names
+        value, name = getattr(config, item.name), prefix + item.name
+        names += setting_names(value, f"{name}.") if dataclasses.is_dataclass(value) else [name]
+    return [name for name in names if name not in FIXED]
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

@@ -31,6 +31,7 @@ from uat.config import RunConfig, from_json, run_config_from_json, spec_from_jso
 from uat.methods import METHODS, Policy
 
 FORMAT = 1
+TEMPORARY = ".partial"
 
 
 class RunError(ValueError):
@@ -51,7 +52,7 @@ class Run:
         if run.path.exists() and not run.path.is_dir():
             raise RunError(f"{run.path} is a file; choose another folder with --out")
         if not run.file("config.json").exists():
-            if run.path.exists() and any(run.path.iterdir()):
+            if run.path.exists() and any(not is_temporary(file) for file in run.path.iterdir()):
                 raise RunError(f"{run.path} holds other files; choose an empty or new folder with --out")
             run.path.mkdir(parents=True, exist_ok=True)
             run.write_json("config.json", to_json(config))
@@ -114,7 +115,7 @@ def _whole_rows(text: str) -> Iterator[dict[str, Any]]:
 def write_atomically(path: Path, content: bytes) -> None:
     """All of it or nothing, also when killed: a temporary name, flushed to disk, then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{TEMPORARY}")
     try:
         with temporary.open("wb") as file:
             file.write(content)
@@ -123,6 +124,11 @@ def write_atomically(path: Path, content: bytes) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def is_temporary(path: Path) -> bool:
+    """Left behind by a kill in the middle of a write."""
+    return path.name.startswith(".") and path.name.endswith(TEMPORARY)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
@@ -142,19 +148,27 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise RunError(f"{path} is truncated or not a safetensors file ({error})") from None
     if said is None:
         raise RunError(f"{path} was not written by uat: its metadata has no 'uat' entry")
-    meta = json.loads(said)
-    if meta["format"] != FORMAT:
-        raise RunError(f"{path} has format {meta['format']}; this version reads format {FORMAT}")
+    try:
+        meta = dict(json.loads(said))
+    except (ValueError, TypeError):
+        raise RunError(f"{path} was not written by uat, or is damaged: its safetensors metadata is garbled") from None
+    if meta.get("format") != FORMAT:
+        raise RunError(f"{path} has format {meta.get('format')}; this version reads format {FORMAT}")
     return tensors, meta
 
 
 # ---------------------------------------------------------------- policies
 
 
-def save_policy(path: Path, policy: Policy, method_name: str, weights: Mapping[str, Tensor] | None = None) -> None:
-    """Weights with all that is needed to act again: method, its config, the spec and so the reward's scale."""
+def save_policy(
+    path: Path, policy: Policy, method_name: str, *, weights: Mapping[str, Tensor] | None = None, domain: Any = None
+) -> None:
+    """Weights with all that is needed to act again: method, its config, the spec and so the reward's scale.
+
+    domain: config of the domain it was trained in, if it was one of ours.
+    """
     meta = {"method": method_name, "config": to_json(policy.config), "spec": spec_to_json(policy.spec)}
-    write_tensors(path, weights or policy.state_dict(), meta)
+    write_tensors(path, weights or policy.state_dict(), {**meta, "domain": to_json(domain)})
 
 
 def load_policy(path: Path | str) -> Policy:
@@ -165,15 +179,20 @@ def load_policy(path: Path | str) -> Policy:
     run = Run.open(path)
     file = run.file("policy.safetensors")
     tensors, meta = read_tensors(file)
-    for name, found, expected in (
-        ("method", meta["method"], run.config.method_name),
-        ("config", meta["config"], to_json(run.config.method)),
-    ):
-        if found != expected:
-            raise RunError(
-                f"{file} does not belong to {run.file('config.json')}: its {name} is {found}, expected {expected}"
-            )
+    own = {"method": run.config.method_name, "config": to_json(run.config.method), "domain": to_json(run.config.domain)}
+    if difference := first_difference({name: meta.get(name) or own[name] for name in own}, own, ""):
+        raise RunError(f"{file} does not belong to {run.file('config.json')}: {difference}")
     return _build(file, tensors, meta)
+
+
+def first_difference(found: Any, expected: Any, name: str) -> str | None:
+    """Where two JSON values part, in words."""
+    if isinstance(found, dict) and isinstance(expected, dict):
+        for key in {**expected, **found}:
+            if said := first_difference(found.get(key), expected.get(key), f"{name}.{key}".lstrip(".")):
+                return said
+        return None
+    return None if found == expected else f"its {name} is {found}, expected {expected}"
 
 
 def _build(file: Path, tensors: dict[str, Tensor], meta: dict[str, Any]) -> Policy:

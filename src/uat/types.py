@@ -192,10 +192,13 @@ def past(x_BT: Tensor, t: int, lag: int) -> Tensor:
 
 def shift(x_BT: Tensor, lag: int) -> Tensor:
     """`past` at every t at once."""
-    if lag == 0:
-        return x_BT
     before = torch.full_like(x_BT[:, :lag], nothing(x_BT))
-    return torch.cat([before, x_BT[:, : x_BT.shape[1] - lag]], dim=1)
+    return torch.cat([before, x_BT], dim=1)[:, : x_BT.shape[1]]
+
+
+def blank(x_BT: Tensor, valid_BT: Tensor) -> Tensor:
+    """Nothing where a step is padding."""
+    return torch.where(valid_BT.view(*valid_BT.shape, *[1] * (x_BT.dim() - 2)), x_BT, nothing(x_BT))
 
 
 def nothing(x: Tensor) -> int:
@@ -214,12 +217,14 @@ class Clock:
     reward_scale: float = 1.0
 
     def batch(self, trajectory: Trajectory) -> Batch:
+        """Padding may hold anything; a policy finds nothing there."""
+        valid = trajectory.valid
         return Batch(
-            obs=trajectory.obs,
-            prev_action=shift(trajectory.action, 1),
-            prev_reward=shift(trajectory.reward, self.reward_lag) * self.reward_scale,
+            obs=blank(trajectory.obs, valid),
+            prev_action=blank(shift(trajectory.action, 1), valid),
+            prev_reward=blank(shift(trajectory.reward, self.reward_lag), valid) * self.reward_scale,
             target=trajectory.target,
-            valid=trajectory.valid,
+            valid=valid,
             allowed=trajectory.allowed,
             extras=trajectory.extras,
         )

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-import uat
+from uat import __version__
 from uat.domains import split_seed
 from uat.evaluation.page import write_page
 from uat.evaluation.scores import CEILING, EXPERT, RANDOM, Evaluation, evaluate, gap_closed
@@ -80,7 +80,7 @@ def page_data(rows: list[dict[str, Any]], runs: dict[str, Run], device: torch.de
         "subtitle": headline({row["method"]: row["accuracy"] for row in rows}),
         "command": f"uat demo --preset {runs['uat'].config.preset} --seed {runs['uat'].config.seed}",
         "device": manifest()["device"] if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads",
-        "version": uat.__version__,
+        "version": __version__,
         "task": domain.task,
         "table": rows,
         "curves": {method: [_point(row) for row in run.rows("metrics.jsonl")] for method, run in runs.items()},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -50,8 +50,10 @@ def evaluate(
     The rows are written to the run's scores.jsonl, the numbers per episode beside them.
     """
     run = run if isinstance(run, Run) else Run.open(run)
+    if episodes is not None and episodes < 1:
+        raise ValueError(f"episodes={episodes} must be at least 1")
     chosen, config = pick_device(device), run.config
-    count = episodes or config.evaluation.episodes
+    count = config.evaluation.episodes if episodes is None else episodes
     domain = config.build_domain()
     policy = load_policy(run.path).to(chosen)
     with precision(config.train.precision):
@@ -60,8 +62,7 @@ def evaluate(
             found |= reference_episodes(run, count, chosen)
     scores = [row for method, metrics in found.items() for row in rows_of(config, domain, method, metrics)]
     run.write_rows("scores.jsonl", [asdict(score) for score in scores])
-    flat = {f"{method}/{metric}": values for method, metrics in found.items() for metric, values in metrics.items()}
-    write_tensors(run.file("episodes.safetensors"), flat, {"split": "test"})
+    write_tensors(run.file("episodes.safetensors"), _flat(found), {"split": "test"})
     return Evaluation(scores, found)
 
 
@@ -87,19 +88,15 @@ def rows_of(config: RunConfig, domain: Any, method: str, metrics: dict[str, Tens
 
 def reference_episodes(run: Run, count: int, device: torch.device) -> dict[str, dict[str, Tensor]]:
     """What the filter, the expert and chance score; worked out once and kept in the run folder."""
-    file = run.file("references.safetensors")
-    key = {"domain": run.config.domain_name, "config": to_json(run.config.domain), "episodes": count}
-    try:
-        tensors, meta = read_tensors(file)
-        if meta["key"] == json.loads(json.dumps(key)):
-            return _nested(tensors)
-    except (RunError, KeyError):
-        pass  # none yet, or not readable: worked out anew
-    domain = run.config.build_domain()
+    domain, file = run.config.build_domain(), run.file("references.safetensors")
     agents: dict[str, Any] = {**domain.references(), EXPERT: None}
+    key = {"domain": run.config.domain_name, "config": to_json(run.config.domain), "episodes": count}
+    with contextlib.suppress(RunError, KeyError):  # none yet, or not readable: worked out anew
+        kept, meta = read_tensors(file)
+        if meta["key"] == key:
+            return {name: {m.name: kept[f"{name}/{m.name}"] for m in domain.metrics} for name in agents}
     found = {name: _measure(domain, agent, count, device) for name, agent in agents.items()}
-    flat = {f"{name}/{metric}": values for name, metrics in found.items() for metric, values in metrics.items()}
-    write_tensors(file, flat, {"key": key})
+    write_tensors(file, _flat(found), {"key": key})
     return found
 
 
@@ -116,9 +113,5 @@ def _measure(domain: Any, agent: Any, count: int, device: torch.device) -> dict[
     return play_all(player, count, split_seed("test", 0), domain.measure, at_once)
 
 
-def _nested(flat: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    found: dict[str, dict[str, Tensor]] = {}
-    for name, values in flat.items():
-        method, metric = name.split("/")
-        found.setdefault(method, {})[metric] = values
-    return found
+def _flat(found: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {f"{method}/{metric}": values for method, metrics in found.items() for metric, values in metrics.items()}

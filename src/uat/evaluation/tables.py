@@ -51,7 +51,7 @@ def score_rows(found: Sequence[Evaluation]) -> list[dict[str, Any]]:
     for one in found:
         for score in one.scores:
             place = (score.domain, score.task, score.setting)
-            key = (*place, score.method, score.seed, score.n)
+            key = (*place, score.method, score.seed, score.n, score.run)
             head = {"task": f"{score.domain}/{score.task}", "setting": score.setting, "method": score.method}
             row = rows.setdefault(key, {**head, "seed": score.seed, "episodes": score.n})
             low, high = one.interval(score.method, score.metric)

@@ -33,7 +33,9 @@ class Session:
         if streams < 1:
             raise ValueError(f"streams={streams} must be at least 1")
         self.policy, self.spec, self.streams = policy.eval(), policy.spec, streams
-        self.capacity = capacity or policy.spec.horizon
+        self.capacity = policy.spec.horizon if capacity is None else capacity
+        if self.capacity < 1:
+            raise ValueError(f"capacity={capacity} must be at least 1")
         self.device = next(policy.parameters()).device
         self._state = policy.init_state(streams, self.capacity, self.device)
         self._steps = np.zeros(streams, dtype=np.int64)
@@ -88,9 +90,8 @@ class Session:
             earned_B = earned_B.masked_fill(first_B, 0.0)
         while len(self._rewards) < lag:
             self._rewards.append(torch.zeros(self.streams))
-        for old_B in self._rewards:
-            old_B.masked_fill_(first_B, 0.0)
-        self._rewards.append(earned_B)
+        kept = [old_B.masked_fill(first_B, 0.0) for old_B in self._rewards]
+        self._rewards = deque([*kept, earned_B], maxlen=self._rewards.maxlen)
         return (self._rewards[0] if lag > 0 else earned_B) * self.spec.reward_scale
 
     def _no_action(self) -> Tensor:
@@ -113,21 +114,24 @@ class Session:
         if isinstance(self.spec.action, Discrete):
             return self._ids("action", action, self.spec.action.count)
         weights = self._numbers("action", action, (self.streams, self.spec.action.count))
-        if (weights < 0).any() or ((weights.sum(-1) - 1).abs() > 1e-4).any():
+        sums_B = weights.sum(-1)
+        if (weights < 0).any() or ((sums_B - 1).abs() > 1e-4).any():
             raise ValueError(
-                f"action: weights must be non-negative and sum to 1 in each stream, got sums {weights.sum(-1).tolist()}"
+                "action: weights must be non-negative and sum to 1 in each stream, "
+                f"got sums {sums_B.tolist()} and a least weight of {weights.min().item()}"
             )
         return weights
 
     def _check_allowed(self, allowed: Array) -> Tensor:
-        mask = torch.as_tensor(np.asarray(allowed))
+        mask = _tensor("allowed", allowed, "booleans")
         shape = (self.streams, self.spec.action.count)
         if mask.dtype != torch.bool or tuple(mask.shape) != shape:
             raise ValueError(
                 f"allowed: expected booleans of shape {shape}, got {mask.dtype} of shape {tuple(mask.shape)}"
             )
         if not mask.any(-1).all():
-            raise ValueError("allowed: every stream needs at least one allowed action")
+            stream = int((~mask.any(-1)).int().argmax())
+            raise ValueError(f"allowed: every stream needs at least one allowed action, got none in stream {stream}")
         return mask
 
     def _numbers(self, name: str, values: Array, shape: tuple[int, ...]) -> Tensor:
@@ -150,8 +154,8 @@ class Session:
         return x.long()
 
 
-def _tensor(name: str, values: Array) -> Tensor:
+def _tensor(name: str, values: Array, what: str = "numbers") -> Tensor:
     try:
         return values.detach().cpu() if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}: expected numbers, got {type(values).__name__} ({error})") from None
+        raise ValueError(f"{name}: expected {what}, got {type(values).__name__} ({error})") from None

@@ -76,6 +76,10 @@ class Checkpoint:
         own = self.tensors()
         if missing := sorted(own.keys() - saved.keys()):
             raise RunError(f"{file} does not fit this run: {missing[0]} is missing")
+        for name, tensor in own.items():
+            if saved[name].shape != tensor.shape:
+                seen, wanted = tuple(saved[name].shape), tuple(tensor.shape)
+                raise RunError(f"{file} does not fit this run: {name} has shape {seen}, expected {wanted}")
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(saved[name])
@@ -85,4 +89,5 @@ class Checkpoint:
         return Standing(**{item.name: meta[item.name] for item in fields(Standing)})
 
     def _save_policy(self) -> None:
-        save_policy(self.run.file("policy.safetensors"), self.policy, self.run.config.method_name, self.best)
+        file, config = self.run.file("policy.safetensors"), self.run.config
+        save_policy(file, self.policy, config.method_name, weights=self.best, domain=config.domain)

@@ -44,10 +44,16 @@ class Bar(Progress):
     def __init__(self, label: str, total: int) -> None:
         from rich import progress as rich
         from rich.console import Console
+        from rich.table import Column
 
-        columns: list[Any] = [rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn()]
-        columns += [rich.TimeElapsedColumn(), rich.TimeRemainingColumn(), rich.TextColumn("{task.fields[note]}")]
-        self.bar = rich.Progress(*columns, console=Console(stderr=True))
+        def text(
+            template: str, ratio: int
+        ) -> rich.TextColumn:  # gives way on a narrow terminal, so that the count stays
+            return rich.TextColumn(template, table_column=Column(ratio=ratio, no_wrap=True, overflow="ellipsis"))
+
+        columns: list[Any] = [text("{task.description}", 2), rich.BarColumn(12), rich.MofNCompleteColumn()]
+        columns += [rich.TimeElapsedColumn(), rich.TimeRemainingColumn(), text("{task.fields[note]}", 3)]
+        self.bar = rich.Progress(*columns, console=Console(stderr=True), expand=True)
         self.task = self.bar.add_task(label, total=total, note="")
 
     def __enter__(self) -> Self:

@@ -112,11 +112,13 @@ class Trainer:
     def _settle(self, rows: list[dict[str, Any]]) -> str:
         """Judge the epochs since the last checkpoint, log them and save; what to tell whoever watches."""
         for row in rows:
-            if not all(math.isfinite(value) for name, value in row.items() if name.startswith("loss/")):
-                raise DivergedError(
-                    f"the loss is not finite at epoch {row['epoch']}; {self.run.path} keeps the last checkpoint; "
-                    f"train anew with a learning rate below train.lr={self.config.train.lr}"
-                )
+            for name, number in row.items():
+                if name.startswith(("loss/", "gradient")) and not math.isfinite(number):
+                    what = "loss" if name.startswith("loss/") else "gradient"
+                    raise DivergedError(
+                        f"the {what} is not finite at epoch {row['epoch']}; {self.run.path} keeps the last checkpoint; "
+                        f"train anew with a learning rate below train.lr={self.config.train.lr}"
+                    )
         first, standing, last = self.domain.metrics[0], self.standing, rows[-1]
         value = last[f"validation/{first.name}"]
         if standing.best_value is None or first.better(value, standing.best_value):

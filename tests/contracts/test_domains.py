@@ -1,0 +1,221 @@
+"""The same questions to every domain of the registry."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from uat.acting import rollout
+from uat.domains import DOMAINS, Domain, split_seed
+from uat.training.playing import Player
+from uat.types import Agent, Assets, Discrete, Items, Simulator, Spec, Step, Trajectory, Vector
+
+B, SEED = 12, 7
+SPLITS = ("train", "validation", "test")
+IDS = torch.arange(B)
+
+every_split = pytest.mark.parametrize("split", SPLITS)
+
+
+@pytest.fixture(params=DOMAINS)
+def domain(request: pytest.FixtureRequest) -> Domain:
+    entry = DOMAINS[request.param]
+    return entry.build(entry.config())
+
+
+class Recorder:
+    """Plays at random, and remembers every step it was shown, as it was then."""
+
+    sampled: ClassVar[bool] = False
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec, self.steps = spec, []
+        self.generator = torch.Generator().manual_seed(0)
+
+    def init_state(self, streams: int, capacity: int, device: torch.device | str) -> None:
+        return None
+
+    def step(self, state: None, step: Step) -> tuple[Tensor, None]:
+        self.steps.append(step.map(torch.clone))
+        logits_BA = torch.randn(len(step.first), self.spec.action.count, generator=self.generator)
+        return logits_BA if step.allowed is None else logits_BA.masked_fill(~step.allowed, -torch.inf), None
+
+
+def play(simulator: Simulator[Any], agent: Agent[Any] | None = None) -> Trajectory:
+    return rollout(agent, simulator, simulator.noise(IDS, SEED))
+
+
+def random_play(domain: Domain) -> Trajectory:
+    return play(domain.simulator("test", "cpu"), Recorder(domain.spec))
+
+
+# ---------------------------------------------------------------- worlds
+
+
+@every_split
+def test_noise_depends_on_seed_and_id_alone(domain: Domain, split: Any) -> None:
+    simulator = domain.simulator(split, "cpu")
+    ids, some = torch.arange(40), torch.tensor([31, 5, 0, 5])
+    whole, part, other = simulator.noise(ids, SEED), simulator.noise(some, SEED), simulator.noise(ids, SEED + 1)
+    assert whole
+    for name, value in whole.items():
+        assert torch.equal(part[name], value[some]), name
+    assert any(not torch.equal(other[name], value) for name, value in whole.items())
+
+
+@every_split
+def test_same_noise_gives_the_same_episodes_in_any_batch(domain: Domain, split: Any) -> None:
+    simulator = domain.simulator(split, "cpu")
+    whole = rollout(None, simulator, simulator.noise(IDS, SEED))
+    some = torch.tensor([9, 2])
+    part = rollout(None, simulator, simulator.noise(some, SEED))
+    for name in ("obs", "action", "reward", "done", "target", "valid"):
+        assert torch.equal(getattr(part, name), getattr(whole, name)[some]), name
+
+
+def test_splits_show_different_worlds(domain: Domain) -> None:
+    shown = {split: domain.simulator(split, "cpu").noise(IDS, split_seed(split, 0)) for split in SPLITS}
+    for a, b in (("train", "validation"), ("train", "test"), ("validation", "test")):
+        assert any(not torch.equal(shown[a][name], shown[b][name]) for name in shown[a]), (a, b)
+
+
+def test_rollouts_fit_the_spec(domain: Domain) -> None:
+    spec, trajectory = domain.spec, random_play(domain)
+    shape = (B, spec.horizon)
+    match spec.obs:
+        case Vector(width):
+            expected = (*shape, width), torch.float32
+        case Assets(count, features):
+            expected = (*shape, count, features), torch.float32
+        case Items():
+            expected = shape, torch.int64
+    assert (tuple(trajectory.obs.shape), trajectory.obs.dtype) == expected
+    ids = isinstance(spec.action, Discrete)
+    for value in (trajectory.action, trajectory.target):
+        assert value.shape == (shape if ids else (*shape, spec.action.count))
+        assert value.dtype == (torch.int64 if ids else torch.float32)
+    assert (trajectory.reward.shape, trajectory.reward.dtype) == (shape, torch.float32)
+    for value in (trajectory.done, trajectory.valid):
+        assert (value.shape, value.dtype) == (shape, torch.bool)
+    if trajectory.allowed is not None:
+        assert (trajectory.allowed.shape, trajectory.allowed.dtype) == ((*shape, spec.action.count), torch.bool)
+    for name, inner in spec.extras.items():
+        assert trajectory.extras[name].shape == (*shape, *inner), name
+
+
+def test_rollouts_hold_legal_values(domain: Domain) -> None:
+    spec, trajectory = domain.spec, random_play(domain)
+    real = trajectory.valid
+    assert real[:, 0].all()
+    assert (real[:, 1:] <= real[:, :-1]).all()  # padding only after the end
+    assert torch.equal(real[:, 1:], real[:, :-1] & ~trajectory.done[:, :-1])
+    assert trajectory.reward[real].isfinite().all()
+    assert trajectory.obs[real].isfinite().all()
+    for value in (trajectory.action[real], trajectory.target[real]):
+        if isinstance(spec.action, Discrete):
+            assert value.min() >= 0
+            assert value.max() < spec.action.count
+        else:
+            assert value.min() >= 0
+            torch.testing.assert_close(value.sum(-1), torch.ones(len(value)), rtol=0, atol=1e-5)
+    if isinstance(spec.obs, Items):
+        assert trajectory.obs.min() >= -1
+        assert trajectory.obs.max() < spec.obs.count
+
+
+def test_rewards_reach_a_policy_at_a_reasonable_size(domain: Domain) -> None:
+    """The scale exists so that the reward channel is neither lost nor blown up."""
+    size = (random_play(domain).reward * domain.spec.reward_scale).abs().mean()
+    assert 0.01 < size < 10
+
+
+# ---------------------------------------------------------------- the clock
+
+
+@pytest.mark.parametrize("lag", [None, 2, 3])
+def test_clock_shows_an_agent_what_training_will_show(domain: Domain, lag: int | None) -> None:
+    simulator = domain.simulator("test", "cpu")
+    if lag is not None:
+        simulator.spec = replace(simulator.spec, reward_lag=lag)
+    agent = Recorder(simulator.spec)
+    batch = simulator.spec.clock.batch(play(simulator, agent))
+    assert batch.prev_reward.abs().max() > 0
+    assert len(agent.steps) == simulator.spec.horizon
+    for t, step in enumerate(agent.steps):
+        real_B = batch.valid[:, t]  # an agent plays on in padding, training finds nothing there
+        for name in ("obs", "prev_action", "prev_reward", "allowed"):
+            told, taught = getattr(step, name), getattr(batch, name)
+            assert (told is None) == (taught is None)
+            assert told is None or torch.equal(told[real_B], taught[real_B, t]), f"{name} differs at t = {t}"
+        assert (step.first == (t == 0)).all()
+
+
+def test_a_reward_before_its_action_is_refused(domain: Domain) -> None:
+    simulator = domain.simulator("test", "cpu")
+    simulator.spec = replace(simulator.spec, reward_lag=0)
+    with pytest.raises(ValueError, match="reward_lag=0 is for logs"):
+        play(simulator)
+
+
+# ---------------------------------------------------------------- metrics and references
+
+
+def test_expert_scores_full_accuracy(domain: Domain) -> None:
+    trajectory = play(domain.simulator("test", "cpu"))
+    assert torch.equal(trajectory.action[trajectory.valid], trajectory.target[trajectory.valid])
+    accuracies = {name: value for name, value in domain.measure(trajectory).items() if "accuracy" in name}
+    assert accuracies or not isinstance(domain.spec.action, Discrete)
+    for name, value in accuracies.items():
+        assert (value == 1).all(), name
+
+
+def test_measure_gives_every_declared_metric_per_episode(domain: Domain) -> None:
+    measured = domain.measure(random_play(domain))
+    assert list(measured) == [metric.name for metric in domain.metrics]
+    for name, value in measured.items():
+        assert value.shape == (B,), name
+        assert value.isfinite().all(), name
+
+
+def test_padding_changes_no_metric(domain: Domain) -> None:
+    """The second half of every episode becomes padding, filled from another episode, rewards with NaN."""
+    trajectory = random_play(domain)
+    half = domain.spec.horizon // 2
+    trajectory.valid = trajectory.valid.clone()
+    trajectory.valid[:, half:] = False
+
+    def spoil(value: Tensor) -> Tensor:
+        return torch.cat([value[:, :half], value.roll(1, 0)[:, half:]], 1)
+
+    spoiled = replace(trajectory.map(spoil), valid=trajectory.valid, reward=trajectory.reward.clone())
+    spoiled.reward[:, half:] = torch.nan
+    assert not torch.equal(spoiled.action, trajectory.action)
+    before, after = domain.measure(trajectory), domain.measure(spoiled)
+    for name, value in before.items():
+        assert torch.equal(value, after[name]), name
+
+
+def test_references_act(domain: Domain) -> None:
+    """The ceiling stands above chance, and the expert above the ceiling."""
+    first, references = domain.metrics[0], domain.references()
+    assert {"ceiling", "random"} <= references.keys()
+    simulator, device, scores = domain.simulator("test", "cpu"), torch.device("cpu"), {}
+    agents: dict[str, Agent[Any] | None] = {**references, "expert": None}
+    for name, agent in agents.items():
+        player = Player(agent, simulator, device=device, sampled=agent is not None and agent.sampled)
+        measured = domain.measure(player.play(torch.arange(32), split_seed("test", 0)))
+        assert all(value.isfinite().all() for value in measured.values()), name
+        scores[name] = measured[first.name].mean().item()
+    assert first.better(scores["ceiling"], than=scores["random"])
+    assert first.better(scores["expert"], than=scores["ceiling"])
+
+
+def test_a_domain_says_what_it_is(domain: Domain) -> None:
+    assert domain.task in domain.train_tasks
+    assert domain.setting == "default"
+    assert DOMAINS[domain.name].tasks == domain.train_tasks
+    assert len({metric.name for metric in domain.metrics}) == len(domain.metrics) > 0

@@ -1,0 +1,289 @@
+"""The same questions to every method of the registry, on random weights and every kind of spec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.builders import (
+    LARGE,
+    SPECS,
+    build,
+    build_random,
+    largest,
+    moments,
+    random_batch,
+    random_observations,
+    random_trajectory,
+    stream,
+    with_other_feedback,
+)
+from uat.acting import choose
+from uat.methods import METHODS, Policy
+from uat.noise import gumbel
+from uat.runs import load_policy, save_policy
+from uat.types import Batch, Discrete, Spec, Trajectory
+
+every_method = pytest.mark.parametrize("method", METHODS)
+every_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+parallel_methods = pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].policy.parallel])
+positioned_methods = pytest.mark.parametrize(
+    "method", [name for name in METHODS if "max_positions" in {f.name for f in fields(METHODS[name].config)}]
+)
+
+
+def total_loss(policy: Policy, batch: Batch) -> Tensor:
+    """The mean of every part of every phase, added up."""
+    parts = [part for phase in policy.phases() for part in phase.loss(batch).values()]
+    return torch.stack([total / count.clamp_min(1) for total, count in parts]).sum()
+
+
+def gradients(policy: Policy, batch: Batch) -> dict[str, Tensor | None]:
+    policy.zero_grad()
+    total_loss(policy, batch).backward()
+    return {name: parameter.grad for name, parameter in policy.named_parameters()}
+
+
+@torch.no_grad()
+def answers(policy: Policy, batch: Batch) -> Mapping[str, Tensor]:
+    """Logits all at once and step by step."""
+    return {"at once": policy.logits(batch), "step by step": stream(policy, batch)}
+
+
+# ---------------------------------------------------------------- learning
+
+
+@every_spec
+@every_method
+def test_loss_is_finite_and_reaches_every_parameter(method: str, spec: Spec) -> None:
+    policy, batch = build_random(method, spec), random_batch(spec, episodes=8)
+    assert total_loss(policy, batch).isfinite()
+    for name, gradient in gradients(policy, batch).items():
+        assert gradient is not None, f"{name} has no gradient"
+        assert gradient.isfinite().all(), f"{name} has a gradient that is not finite"
+        assert gradient.abs().max() > 0, f"{name} has a zero gradient"
+
+
+@every_spec
+@every_method
+def test_every_parameter_learns_at_one_rate(method: str, spec: Spec) -> None:
+    policy = build(method, spec)
+    grouped = [id(p) for group in policy.parameter_groups().values() for p in group]
+    assert sorted(grouped) == sorted(id(p) for p in policy.parameters())
+    assert policy.parameter_groups().keys() <= {"base", "utility"}
+
+
+def garbage(spec: Spec, trajectory: Trajectory, field: str, kind: str) -> Tensor:
+    """What padding may hold: nonsense everywhere, and NaN where rewards and targets are numbers."""
+    generator, value = torch.Generator().manual_seed(99), getattr(trajectory, field)
+    if kind == "nan" and value.is_floating_point():
+        return torch.full_like(value, torch.nan)
+    if field == "obs" and value.dtype == torch.long:
+        return random_observations(spec, tuple(value.shape), generator)
+    if value.dtype == torch.long:
+        return torch.randint(-1, spec.action.count, value.shape, generator=generator)
+    return torch.zeros_like(value) if value.dtype == torch.bool else 1e3 * torch.rand(value.shape, generator=generator)
+
+
+PADDING = [("obs", "noise"), ("action", "noise"), ("reward", "noise"), ("reward", "nan"), ("target", "nan")]
+
+
+@pytest.mark.parametrize(("field", "kind"), [*PADDING, ("allowed", "all false")])
+@every_spec
+@every_method
+def test_padding_never_changes_a_loss(method: str, spec: Spec, field: str, kind: str) -> None:
+    policy = build_random(method, spec)
+    clean = random_trajectory(spec, episodes=6, masked=True)
+    value = getattr(clean, field)
+    real = clean.valid.view(*clean.valid.shape, *[1] * (value.dim() - 2))
+    dirty = replace(clean, **{field: torch.where(real, value, garbage(spec, clean, field, kind))})
+    assert not torch.equal(value, getattr(dirty, field))
+    before, after = (spec.clock.batch(trajectory) for trajectory in (clean, dirty))
+    assert torch.equal(total_loss(policy, before), total_loss(policy, after))
+    expected = {name: g.clone() for name, g in gradients(policy, before).items() if g is not None}
+    for name, gradient in gradients(policy, after).items():
+        assert gradient is not None
+        assert torch.equal(gradient, expected[name]), name
+
+
+@every_method
+def test_large_vocabularies_are_carried(method: str) -> None:
+    policy = build_random(method, LARGE, dtype=torch.float32, d_model=6, num_heads=2)
+    batch = random_batch(LARGE, episodes=2)
+    assert gradients(policy, batch)["head.linear.weight"] is not None
+    assert total_loss(policy, batch).item() == pytest.approx(11.0, abs=2.0)  # log 60,000 = 11.0
+    with torch.no_grad():
+        h_BTD = policy.features(batch)
+        candidates_BTK = torch.randint(LARGE.action.count, (*batch.valid.shape, 100))
+        scores = policy.head.score(h_BTD, candidates_BTK)
+        expected = policy.head.logits(h_BTD).gather(-1, candidates_BTK)
+        torch.testing.assert_close(scores, expected, rtol=0, atol=1e-5 * largest(expected))
+
+
+# ---------------------------------------------------------------- time
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@every_spec
+@parallel_methods
+def test_streaming_equals_all_at_once(method: str, spec: Spec, dtype: torch.dtype) -> None:
+    found = answers(build_random(method, spec, dtype=dtype), random_batch(spec, episodes=5))
+    atol = 1e-10 if dtype == torch.float64 else 1e-5 * largest(found["at once"])
+    torch.testing.assert_close(found["step by step"], found["at once"], rtol=0, atol=atol)
+
+
+@every_spec
+@every_method
+def test_future_changes_no_earlier_output(method: str, spec: Spec) -> None:
+    policy = build_random(method, spec)
+    batch, other = (random_batch(spec, seed=seed, whole=True) for seed in (1, 2))
+    batch.allowed = other.allowed = None
+    before = answers(policy, batch)
+    for t in range(1, spec.horizon):
+        changed = {
+            name: torch.cat([getattr(batch, name)[:, :t], getattr(other, name)[:, t:]], 1)
+            for name in ("obs", "prev_action", "prev_reward", "target")
+        }
+        for way, logits in answers(policy, replace(batch, **changed)).items():
+            assert torch.equal(logits[:, :t], before[way][:, :t]), (way, t)
+            assert not torch.equal(logits[:, t], before[way][:, t]), (way, t)  # the present is seen
+
+
+@pytest.mark.parametrize("lag", [1, 3])
+@every_spec
+@every_method
+def test_present_reward_and_action_change_no_output_yet(method: str, spec: Spec, lag: int) -> None:
+    """action[t] is known from t + 1 on, reward[t] from t + lag on."""
+    spec = replace(spec, reward_lag=lag)
+    policy, trajectory = build_random(method, spec), random_trajectory(spec, whole=True)
+    before = answers(policy, spec.clock.batch(trajectory))
+    for part, known_after in (("action", 1), ("reward", lag)):
+        for t in range(spec.horizon):
+            changed = getattr(trajectory, part).clone()
+            changed[:, t] = getattr(with_other_feedback(trajectory), part)[:, t]
+            batch = spec.clock.batch(replace(trajectory, **{part: changed}))
+            for way, logits in answers(policy, batch).items():
+                known = t + known_after
+                assert torch.equal(logits[:, :known], before[way][:, :known]), (part, way, t)
+
+
+@pytest.mark.parametrize("part", ["action", "reward"])
+@every_spec
+@every_method
+def test_feedback_is_seen_exactly_as_declared(method: str, spec: Spec, part: str) -> None:
+    policy, trajectory = build_random(method, spec), random_trajectory(spec, whole=True)
+    other = with_other_feedback(trajectory, action=part == "action", reward=part == "reward")
+    before, after = (answers(policy, spec.clock.batch(each)) for each in (trajectory, other))
+    for way, logits in after.items():
+        if part in policy.sees:
+            assert (logits[:, -1] != before[way][:, -1]).any(-1).all(), way
+        else:
+            assert torch.equal(logits, before[way]), way
+
+
+# ---------------------------------------------------------------- acting
+
+
+@every_spec
+@every_method
+def test_masked_actions_have_probability_zero(method: str, spec: Spec) -> None:
+    policy, batch = build_random(method, spec, dtype=torch.float32), random_batch(spec, masked=True)
+    assert batch.allowed is not None
+    noise = gumbel(0, "play", torch.arange(batch.valid.numel()), spec.action.count).view_as(batch.allowed)
+    for way, logits in answers(policy, batch).items():
+        chances = logits.softmax(-1)
+        assert chances[~batch.allowed].max() == 0, way
+        assert chances[batch.allowed].min() > 0, way
+        action = choose(logits, spec, noise)
+        if isinstance(spec.action, Discrete):
+            assert batch.allowed.gather(-1, action[..., None]).all(), way
+        else:
+            assert action[~batch.allowed].max() == 0, way
+
+
+@every_spec
+@every_method
+def test_step_reads_no_value_on_the_host(method: str, spec: Spec) -> None:
+    """Meta tensors hold no values, so that whatever would block a CUDA graph raises here."""
+    policy = build(method, spec, dtype=torch.float32).to("meta")
+    state = policy.init_state(3, spec.horizon, "meta")
+    with torch.no_grad():
+        for moment in moments(random_batch(spec)):
+            logits, state = policy.step(state, moment.to("meta"))
+            assert logits.shape == (3, spec.action.count)
+
+
+@every_spec
+@every_method
+def test_acting_leaves_the_weights_alone(method: str, spec: Spec) -> None:
+    policy, batch = build_random(method, spec), random_batch(spec)
+    before = {name: value.clone() for name, value in policy.state_dict().items()}
+    once = stream(policy, batch)
+    assert torch.equal(once, stream(policy, batch))
+    for name, value in policy.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@every_spec
+@every_method
+def test_saved_policy_comes_back_to_the_last_bit(method: str, spec: Spec, dtype: torch.dtype, tmp_path: Path) -> None:
+    policy, batch = build_random(method, spec, dtype=dtype), random_batch(spec)
+    save_policy(tmp_path / "policy.safetensors", policy, method)
+    loaded = load_policy(tmp_path / "policy.safetensors")
+    assert (type(loaded), loaded.spec, loaded.config) == (type(policy), policy.spec, policy.config)
+    for way, logits in answers(loaded, batch).items():
+        assert torch.equal(logits, answers(policy, batch)[way]), way
+
+
+# ---------------------------------------------------------------- positions
+
+
+def tables(policy: Policy) -> dict[str, Tensor]:
+    return {name: p.data for name, p in policy.named_parameters() if name.endswith("positions")}
+
+
+def with_table(policy: Policy, *, like: Policy, rows: Tensor) -> Policy:
+    """The policy with the other's weights, and these rows of its position table."""
+    weights = {name: value[rows] if name in tables(like) else value for name, value in like.state_dict().items()}
+    policy.load_state_dict(weights)
+    return policy
+
+
+@positioned_methods
+def test_too_long_an_episode_is_refused_with_both_numbers(method: str) -> None:
+    spec = SPECS["vector-discrete"]
+    policy = build(method, spec, max_positions=5)
+    with pytest.raises(ValueError, match=r"6 steps .* table of 5"):
+        policy.logits(random_batch(spec, steps=6))
+    with pytest.raises(ValueError, match=r"6 steps .* table of 5"):
+        policy.init_state(1, 6, "cpu")
+    assert policy.logits(random_batch(spec, steps=5)).isfinite().all()
+
+
+@positioned_methods
+def test_positions_past_the_table_clamp_to_its_last_row(method: str) -> None:
+    spec = SPECS["vector-discrete"]
+    clamped = build_random(method, spec, max_positions=4, past_table="clamp")
+    longer = build(method, spec, max_positions=7)
+    longer = with_table(longer, like=clamped, rows=torch.tensor([0, 1, 2, 3, 3, 3, 3]))
+    batch = random_batch(spec)
+    for way, logits in answers(clamped, batch).items():
+        assert torch.equal(logits, answers(longer, batch)[way]), way
+
+
+@positioned_methods
+def test_start_offsets_shift_positions(method: str) -> None:
+    spec = SPECS["vector-discrete"]
+    policy, batch = build_random(method, spec, max_positions=12), random_batch(spec)
+    starts = [0, 2, 5]
+    shifted = policy.logits(replace(batch, start=torch.tensor(starts)))
+    for episode, start in enumerate(starts):
+        rolled = with_table(build(method, spec, max_positions=12), like=policy, rows=torch.arange(12).roll(-start))
+        torch.testing.assert_close(shifted[episode], rolled.logits(batch)[episode], rtol=0, atol=1e-12)
+    assert not torch.equal(shifted[1], policy.logits(batch)[1])

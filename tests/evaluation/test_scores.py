@@ -1,0 +1,282 @@
+"""Scores: rows with the contract's keys, references worked out once, and numbers that no batch size moves."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from uat.config import RunConfig, override
+from uat.domains import split_seed
+from uat.domains.darkroom.filter import DarkRoomFilter
+from uat.evaluation import evaluate
+from uat.evaluation.scores import CEILING, EXPERT, RANDOM, Evaluation, gap_closed, reference_episodes
+from uat.evaluation.tables import columns, score_rows
+from uat.recipes import recipe
+from uat.runs import Run, load_policy, read_tensors
+from uat.training import train
+from uat.training.playing import Player, play_all
+from uat.types import Score
+
+METRICS = ("accuracy", "optimal_accuracy", "efficiency", "return")
+KEYS = ["run", "method", "domain", "task", "setting", "split", "seed", "metric", "value", "n"]
+TINY: dict[str, Any] = {
+    "domain.horizon": 8,
+    "domain.size": 4,
+    "train.epochs": 2,
+    "train.batch_size": 8,
+    "train.validation_episodes": 8,
+    "evaluation.episodes": 16,
+}
+
+
+def tiny(method: str = "uat", **changes: Any) -> RunConfig:
+    return override(recipe("darkroom", method, "smoke"), {**TINY, **changes})
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tiny(seed=5), tmp_path_factory.mktemp("trained") / "run", device="cpu").path
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Run:
+    return Run.open(shutil.copytree(trained, tmp_path / "run"))
+
+
+# ---------------------------------------------------------------- rows
+
+
+def test_rows_have_the_keys_of_a_score_and_one_row_is_one_number(run: Run) -> None:
+    found = evaluate(run, device="cpu")
+    rows = run.rows("scores.jsonl")
+    assert rows == [dataclasses.asdict(score) for score in found.scores]
+    assert all(list(row) == KEYS for row in rows)
+    assert sorted((row["method"], row["metric"]) for row in rows) == sorted(
+        (method, metric) for method in ("uat", CEILING, EXPERT, RANDOM) for metric in METRICS
+    )
+    assert {row["n"] for row in rows} == {16}
+    assert {(row["domain"], row["task"], row["split"]) for row in rows} == {("darkroom", "gradual", "test")}
+
+
+def test_a_policys_rows_name_its_run_and_references_belong_to_none(run: Run) -> None:
+    for row in evaluate(run, device="cpu").scores:
+        own = row.method == "uat"
+        assert (row.run, row.seed) == ((run.config.identity(), 5) if own else ("", 0))
+
+
+def test_a_row_is_the_mean_of_its_episodes(run: Run) -> None:
+    found = evaluate(run, device="cpu")
+    for row in found.scores:
+        assert row.value == found.episodes[row.method][row.metric].mean().item()
+    kept, _ = read_tensors(run.file("episodes.safetensors"))
+    assert torch.equal(kept["uat/accuracy"], found.episodes["uat"]["accuracy"])
+
+
+def test_references_are_in_their_order(run: Run) -> None:
+    value = {(row.method, row.metric): row.value for row in evaluate(run, episodes=64, device="cpu").scores}
+    assert value[EXPERT, "accuracy"] == value[EXPERT, "efficiency"] == 1.0
+    assert value[RANDOM, "accuracy"] < value[CEILING, "accuracy"] < 1.0
+
+
+def test_references_can_be_left_out(run: Run) -> None:
+    assert {row.method for row in evaluate(run, references=False, device="cpu").scores} == {"uat"}
+    assert not run.file("references.safetensors").exists()
+
+
+def test_a_run_is_given_as_itself_or_by_its_folder(run: Run) -> None:
+    wanted = set(evaluate(run, device="cpu").scores)
+    assert set(evaluate(run.path, device="cpu").scores) == wanted
+    assert set(evaluate(str(run.path), device="cpu").scores) == wanted
+
+
+def test_evaluating_twice_gives_the_same_rows_in_the_same_order(run: Run) -> None:
+    first, rows = evaluate(run, device="cpu").scores, run.file("scores.jsonl").read_bytes()
+    assert evaluate(run, device="cpu").scores == first
+    assert run.file("scores.jsonl").read_bytes() == rows
+
+
+@pytest.mark.parametrize("episodes", [0, -5])
+def test_a_count_that_is_none_is_refused(episodes: int, run: Run) -> None:
+    with pytest.raises(ValueError, match=f"episodes={episodes}"):
+        evaluate(run, episodes=episodes, device="cpu")
+
+
+# ---------------------------------------------------------------- references are worked out once
+
+
+@pytest.fixture
+def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows whenever the filter starts to play."""
+    seen: list[int] = []
+    start = DarkRoomFilter.init_state
+
+    def counted(self: DarkRoomFilter, streams: int, *rest: Any) -> Any:
+        seen.append(streams)
+        return start(self, streams, *rest)
+
+    monkeypatch.setattr(DarkRoomFilter, "init_state", counted)
+    return seen
+
+
+def test_references_are_played_once_and_then_read(run: Run, replays: list[int]) -> None:
+    first = evaluate(run, device="cpu")
+    assert len(replays) == 1
+    second = evaluate(run, device="cpu")
+    assert len(replays) == 1
+    for method in (CEILING, EXPERT, RANDOM):
+        assert second.episodes[method].keys() == first.episodes[method].keys()
+        for metric, values in first.episodes[method].items():
+            assert torch.equal(second.episodes[method][metric], values)
+
+
+def test_another_number_of_episodes_is_played_anew(run: Run, replays: list[int]) -> None:
+    evaluate(run, device="cpu")
+    found = evaluate(run, episodes=6, device="cpu")
+    assert replays == [16, 6]
+    assert {row.n for row in found.scores} == {6}
+
+
+def test_another_domain_config_is_played_anew(run: Run, replays: list[int]) -> None:
+    evaluate(run, device="cpu")
+    other = Run(run.path, override(run.config, {"domain.schedule": "cyclic"}))
+    before = len(replays)
+    reference_episodes(other, run.config.evaluation.episodes, torch.device("cpu"))
+    assert len(replays) == before + 1
+
+
+def truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-50])
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def say_nothing(file: Path) -> None:
+    save_file(load_file(file), file)
+
+
+def say_nonsense(file: Path) -> None:
+    save_file(load_file(file), file, metadata={"uat": "{not json"})
+
+
+def say_something_else(file: Path) -> None:
+    save_file(load_file(file), file, metadata={"uat": json.dumps({"format": 1})})
+
+
+@pytest.mark.parametrize("damage", [truncate, empty, say_nothing, say_nonsense, say_something_else])
+def test_a_damaged_cache_is_worked_out_anew(damage: Callable[[Path], None], run: Run, replays: list[int]) -> None:
+    first = evaluate(run, device="cpu").scores
+    damage(run.file("references.safetensors"))
+    assert set(evaluate(run, device="cpu").scores) == set(first)
+    assert len(replays) == 2
+    evaluate(run, device="cpu")
+    assert len(replays) == 2
+
+
+# ---------------------------------------------------------------- known answers
+
+
+def of_values(*values: float) -> Evaluation:
+    return Evaluation([], {"uat": {"accuracy": torch.tensor(values, dtype=torch.float64)}})
+
+
+def test_the_interval_has_its_known_value() -> None:
+    low, high = of_values(0.0, 1.0, 2.0, 3.0).interval("uat", "accuracy")
+    half = 1.96 * (5 / 3) ** 0.5 / 2  # sample variance 5/3, four episodes
+    assert (low, high) == pytest.approx((1.5 - half, 1.5 + half))
+    assert of_values(0.5, 0.5).interval("uat", "accuracy") == (0.5, 0.5)
+
+
+def test_one_episode_has_no_interval() -> None:
+    low, high = of_values(0.5).interval("uat", "accuracy")
+    assert low != low
+    assert high != high
+
+
+@pytest.mark.parametrize(
+    ("value", "blind", "ceiling", "share"),
+    [(0.6, 0.5, 0.9, 0.25), (0.9, 0.5, 0.9, 1.0), (0.4, 0.5, 0.9, -0.25), (1.0, 0.5, 0.9, 1.25), (0.6, 0.5, 0.5, None)],
+)
+def test_gap_closed_has_its_known_value(value: float, blind: float, ceiling: float, share: float | None) -> None:
+    found = gap_closed(value, blind, ceiling)
+    assert found == (share if share is None else pytest.approx(share))
+
+
+# ---------------------------------------------------------------- batches
+
+
+@pytest.mark.parametrize("at_once", [1, 5, 16, 99])
+def test_no_batch_size_moves_a_number(at_once: int, run: Run) -> None:
+    domain = run.config.build_domain()
+    agents = {"uat": load_policy(run.path), **domain.references(), EXPERT: None}
+    whole = evaluate(run, device="cpu").episodes
+    for name, agent in agents.items():
+        player = Player(agent, domain.simulator("test", "cpu"), device=torch.device("cpu"), sampled=name == RANDOM)
+        found = play_all(player, 16, split_seed("test", 0), domain.measure, at_once)
+        for metric, values in found.items():
+            assert torch.equal(values, whole[name][metric]), (name, metric)
+
+
+def test_fewer_episodes_are_the_first_ones(run: Run) -> None:
+    whole, some = (evaluate(run, episodes=n, device="cpu").episodes for n in (16, 5))
+    for method, metrics in some.items():
+        for metric, values in metrics.items():
+            assert torch.equal(values, whole[method][metric][:5]), (method, metric)
+
+
+# ---------------------------------------------------------------- tables
+
+
+def test_columns_are_aligned_text() -> None:
+    rows = [
+        {"method": "uat", "value": 0.5, "n": 16, "sees": ["action", "reward"]},
+        {"method": "vanilla", "value": None, "n": 4, "sees": []},
+        {"method": "x", "n": None, "value": 12.3456},
+    ]
+    assert columns(rows).splitlines() == [
+        "method    value   n  sees",
+        "-------  ------  --  --------------",
+        "uat       0.500  16  action, reward",
+        "vanilla       -   4  nothing",
+        "x        12.346   -  -",
+    ]
+
+
+def score(**fields: Any) -> Score:
+    base = {"run": "r", "method": "uat", "domain": "d", "task": "t", "setting": "default", "split": "test"}
+    return Score(**{**base, "seed": 0, "metric": "accuracy", "value": 0.5, "n": 2, **fields})
+
+
+def evaluation(*scores: Score) -> Evaluation:
+    values: dict[str, dict[str, torch.Tensor]] = {}
+    for one in scores:
+        values.setdefault(one.method, {})[one.metric] = torch.full((one.n,), one.value, dtype=torch.float64)
+    return Evaluation(list(scores), values)
+
+
+def test_a_line_holds_every_metric_and_references_come_once() -> None:
+    ceiling = score(run="", method=CEILING, value=0.9)
+    found = [
+        evaluation(score(value=0.7), score(metric="return", value=3.0), ceiling),
+        evaluation(score(method="vanilla", run="v"), ceiling),
+    ]
+    rows = score_rows(found)
+    assert [row["method"] for row in rows] == [CEILING, "uat", "vanilla"]
+    assert rows[1]["accuracy"] == "0.700 ± 0.000"
+    assert rows[1]["return"] == "3.000 ± 0.000"
+    assert rows[1]["gap closed"] == pytest.approx(0.5)
+
+
+def test_two_runs_that_differ_in_a_setting_stay_two_lines() -> None:
+    """The same method, task and seed, say with another decay: neither may hide the other."""
+    rows = score_rows([evaluation(score(run="a", value=0.25)), evaluation(score(run="b", value=0.75))])
+    assert sorted(row["accuracy"][:5] for row in rows) == ["0.250", "0.750"]

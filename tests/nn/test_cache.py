@@ -1,0 +1,123 @@
+"""The cache against lists that grow, and against poison in every slot that may not be read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.builders import SPECS, build_random, moments, random_batch, randomise
+from uat.methods import Policy
+from uat.nn.attention import Attention
+from uat.nn.cache import KVCache
+
+LAYERS, STREAMS, HEADS, E = 2, 3, 2, 4
+POISON = 1e18
+
+
+def empty(capacity: int) -> KVCache:
+    like = torch.zeros((), dtype=torch.float64)
+    return KVCache.empty(layers=LAYERS, streams=STREAMS, heads=HEADS, capacity=capacity, d_head=E, like=like)
+
+
+@given(restarts=st.lists(st.tuples(*[st.booleans()] * STREAMS), min_size=1, max_size=9), seed=st.integers(0, 2**31))
+def test_cache_remembers_what_lists_remember(restarts: list[tuple[bool, ...]], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    cache, remembered = empty(len(restarts)), [[] for _ in range(STREAMS)]
+    for first in restarts:
+        cache.restart(torch.tensor(first))
+        for stream, anew in enumerate(first):
+            remembered[stream] = [] if anew else remembered[stream]
+        kv_L2BHE = torch.randn(LAYERS, 2, STREAMS, HEADS, E, dtype=torch.float64, generator=generator)
+        for stream in range(STREAMS):
+            remembered[stream].append(kv_L2BHE[:, :, stream])
+        written = [cache.write(layer, *kv_L2BHE[layer]) for layer in range(LAYERS)]
+        visible_BS = cache.visible()
+        for stream, steps in enumerate(remembered):
+            assert visible_BS[stream].tolist() == [s < len(steps) for s in range(len(restarts))]
+            for layer, (k_BHSE, v_BHSE) in enumerate(written):
+                for s, kept_L2HE in enumerate(steps):
+                    assert torch.equal(k_BHSE[stream, :, s], kept_L2HE[layer, 0])
+                    assert torch.equal(v_BHSE[stream, :, s], kept_L2HE[layer, 1])
+        cache.advance()
+        assert cache.length_B.tolist() == [len(steps) for steps in remembered]
+
+
+def test_cache_has_the_kind_of_its_model() -> None:
+    cache = KVCache.empty(layers=1, streams=2, heads=1, capacity=3, d_head=1, like=torch.zeros(1, dtype=torch.float16))
+    assert cache.kv_L2BHSE.dtype == torch.float16
+    assert (cache.capacity, cache.length_B.tolist()) == (3, [0, 0])
+
+
+def test_attention_step_by_step_equals_attention_at_once() -> None:
+    steps, d_model = 6, HEADS * E
+    attention = randomise(Attention(d_model, HEADS, dropout=0.0, utility=True).double(), 0)
+    generator = torch.Generator().manual_seed(1)
+    x, rho, g = (torch.randn(STREAMS, steps, d_model, dtype=torch.float64, generator=generator) for _ in range(3))
+    cache, found = empty(steps), []
+    for t in range(steps):
+        found.append(attention.step(x[:, t], rho[:, t], g[:, t], cache, 0, cache.visible()))
+        cache.advance()
+    torch.testing.assert_close(torch.stack(found, 1), attention(x, rho, g), rtol=0, atol=1e-12)
+
+
+# ---------------------------------------------------------------- through whole policies
+
+
+def cache_of(state: Any) -> KVCache:
+    return state if isinstance(state, KVCache) else state.cache
+
+
+@torch.no_grad()
+def stream_over(policy: Policy, filling: float, spare: int = 3) -> Tensor:
+    """Logits of a stream whose cache held this number everywhere, and is larger than it needs to be."""
+    batch = random_batch(policy.spec)
+    streams, steps = batch.valid.shape
+    state, logits = policy.init_state(streams, steps + spare, "cpu"), []
+    cache_of(state).kv_L2BHSE.fill_(filling)
+    for moment in moments(batch):
+        logits_BA, state = policy.step(state, moment)
+        logits.append(logits_BA)
+    return torch.stack(logits, dim=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("method", ["vanilla", "uat"])
+def test_slots_past_the_length_are_never_read(method: str, dtype: torch.dtype) -> None:
+    policy = build_random(method, SPECS["vector-discrete"], dtype=dtype, max_positions=20)
+    assert torch.equal(stream_over(policy, POISON), stream_over(policy, 0.0))
+
+
+@pytest.mark.parametrize("method", ["vanilla", "uat"])
+def test_a_slot_inside_the_length_is_read(method: str) -> None:
+    """The negative half: poison in the past does change the present."""
+    policy = build_random(method, SPECS["vector-discrete"])
+    batch = random_batch(policy.spec)
+    state = policy.init_state(len(batch.obs), policy.spec.horizon, "cpu")
+    told = list(moments(batch))
+    with torch.no_grad():
+        _, state = policy.step(state, told[0])
+        clean, state = policy.step(state, told[1])
+        cache_of(state).kv_L2BHSE[..., 0, :] = POISON
+        cache_of(state).length_B -= 1
+        dirty, _ = policy.step(state, told[1])
+    assert not torch.equal(clean, dirty)
+
+
+@pytest.mark.parametrize("method", ["vanilla", "uat"])
+def test_restarted_streams_forget_what_still_lies_in_their_slots(method: str) -> None:
+    policy = build_random(method, SPECS["vector-discrete"])
+    old, anew = (list(moments(random_batch(policy.spec, seed=seed))) for seed in (1, 2))
+    state = policy.init_state(3, policy.spec.horizon, "cpu")
+    fresh_state = policy.init_state(3, policy.spec.horizon, "cpu")
+    with torch.no_grad():
+        for moment in old:
+            _, state = policy.step(state, moment)
+        for moment in anew:
+            found, state = policy.step(state, moment)
+            expected, fresh_state = policy.step(fresh_state, moment)
+            assert torch.equal(found, expected)

@@ -1,0 +1,276 @@
+"""A session is the same policy under the same clock, and says what is wrong with what it is given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.builders import SPECS, build_random, largest, random_trajectory
+from uat.acting import choose, rollout
+from uat.domains.darkroom import DarkRoom, DarkRoomConfig
+from uat.methods import Policy
+from uat.serving.session import Session
+from uat.types import Spec, Trajectory
+
+STREAMS = 3
+every_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+every_lag = pytest.mark.parametrize("lag", [0, 1, 3])
+
+
+class Listening:
+    """A session whose logits are kept."""
+
+    def __init__(self, policy: Policy, monkeypatch: pytest.MonkeyPatch, *, streams: int = STREAMS) -> None:
+        self.logits, step = [], policy.step
+
+        def listen(state: Any, told: Any) -> Any:
+            logits_BA, state = step(state, told)
+            self.logits.append(logits_BA)
+            return logits_BA, state
+
+        monkeypatch.setattr(policy, "step", listen)
+        self.session, self.spec = Session(policy, streams=streams), policy.spec
+
+    def tell(self, trajectory: Trajectory, t: int) -> Tensor:
+        """Step t of these episodes, as somebody outside would tell it."""
+        earned = t if self.spec.reward_lag == 0 else t - 1  # logs know the present reward, simulators the last one
+        return self.session.act(
+            plausible(trajectory.obs[:, t]),
+            reward=None if earned < 0 else trajectory.reward[:, earned],
+            action=None if t == 0 else trajectory.action[:, t - 1],
+            allowed=None if trajectory.allowed is None else trajectory.allowed[:, t],
+        )
+
+
+def plausible(obs: Tensor) -> Tensor:
+    """Without the id -1, which only padding holds."""
+    return obs if obs.is_floating_point() else obs.clamp_min(0)
+
+
+def episodes(spec: Spec, seed: int) -> Trajectory:
+    trajectory = random_trajectory(spec, episodes=STREAMS, seed=seed, whole=True)
+    return replace(trajectory, obs=plausible(trajectory.obs))
+
+
+@torch.no_grad()
+def at_once(policy: Policy, trajectory: Trajectory) -> Tensor:
+    return policy.logits(policy.spec.clock.batch(trajectory))
+
+
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * largest(expected))
+
+
+# ---------------------------------------------------------------- the same decisions
+
+
+@every_lag
+@every_spec
+def test_session_equals_the_parallel_pass(spec: Spec, lag: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = replace(spec, reward_lag=lag, reward_scale=2.5)
+    policy, trajectory = build_random("uat", spec, dtype=torch.float32), episodes(spec, seed=1)
+    listening, expected = Listening(policy, monkeypatch), at_once(policy, trajectory)
+    answers = [listening.tell(trajectory, t) for t in range(spec.horizon)]
+    assert_close(torch.stack(listening.logits, 1), expected)
+    torch.testing.assert_close(torch.stack(answers, 1), choose(expected, spec))
+
+
+@every_lag
+@every_spec
+def test_restarted_stream_is_a_fresh_episode(spec: Spec, lag: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stream 1 restarts in mid-episode; what its old episode earned last is told with its first step, and ignored."""
+    spec, at = replace(spec, reward_lag=lag), 4
+    policy, old, new = build_random("uat", spec, dtype=torch.float32), episodes(spec, seed=2), episodes(spec, seed=3)
+    going, fresh = at_once(policy, old), at_once(policy, new)
+    listening = Listening(policy, monkeypatch)
+    for t in range(at):
+        listening.tell(old, t)
+    listening.session.restart(1)
+    told = old.map(torch.clone)
+    for name in ("obs", "reward", "allowed"):
+        if getattr(told, name) is not None:
+            getattr(told, name)[1, at:] = getattr(new, name)[1, : spec.horizon - at]
+    told.action[1, at:] = new.action[1, : spec.horizon - at]
+    for t in range(at, spec.horizon):
+        listening.tell(told, t)
+    found = torch.stack(listening.logits, 1)
+    assert_close(found[[0, 2]], going[[0, 2]])
+    assert_close(found[1, :at], going[1, :at])
+    assert_close(found[1, at:], fresh[1, : spec.horizon - at])
+
+
+@pytest.mark.parametrize("method", ["vanilla", "uat"])
+def test_session_equals_a_rollout(method: str) -> None:
+    """The same worlds, the session's own answers as actions, episode after episode."""
+    domain = DarkRoom(DarkRoomConfig(horizon=8))
+    simulator = domain.simulator("test", "cpu")
+    policy = build_random(method, domain.spec, dtype=torch.float32)
+    session = Session(policy, streams=STREAMS)
+    for episode in range(3):
+        noise = simulator.noise(torch.arange(STREAMS) + episode * STREAMS, seed=4)
+        expected = rollout(policy, simulator, noise)
+        (world, obs), reward = simulator.reset(noise), None
+        session.restart()
+        for t in range(domain.spec.horizon):
+            action = session.act(obs.numpy(), reward=reward)
+            assert action.tolist() == expected.action[:, t].tolist()
+            world, obs, earned, _ = simulator.step(world, action)
+            reward = earned.tolist()
+
+
+def test_what_was_really_done_replaces_the_answer() -> None:
+    spec = SPECS["vector-weights"]
+    policy, obs = build_random("uat", spec, dtype=torch.float32), torch.zeros(1, 5)
+    told, untold = Session(policy), Session(policy)
+    answer = told.act(obs)
+    assert torch.equal(answer, untold.act(obs))
+    assert torch.equal(told.act(obs, action=answer), untold.act(obs))
+    other = torch.eye(4)[:1]
+    assert not torch.equal(told.act(obs, action=other), untold.act(obs))
+
+
+def test_session_plays_without_dropout_and_without_gradients() -> None:
+    policy = build_random("uat", SPECS["vector-weights"], dtype=torch.float32, dropout=0.5).train()
+    action = Session(policy).act(torch.zeros(1, 5))
+    assert not policy.training
+    assert not action.requires_grad
+
+
+@every_lag
+def test_what_is_given_is_never_written_to(lag: int) -> None:
+    spec = replace(SPECS["vector-weights"], reward_lag=lag)
+    session = Session(build_random("uat", spec, dtype=torch.float32), streams=2)
+    kept = []
+    for t in range(5):
+        obs, reward, action = torch.full((2, 5), float(t)), torch.full((2,), 1.0 + t), torch.eye(4)[:2].clone()
+        kept.append((obs, reward, action))
+        session.act(obs, reward=reward, action=action)
+        session.restart(t % 2)
+    for t, (obs, reward, action) in enumerate(kept):
+        assert (obs == t).all()
+        assert (reward == 1.0 + t).all()
+        assert torch.equal(action, torch.eye(4)[:2])
+
+
+def test_answers_are_the_callers_to_keep() -> None:
+    policy, obs = build_random("uat", SPECS["vector-weights"], dtype=torch.float32), torch.ones(1, 5)
+    session, untouched = Session(policy), Session(policy)
+    for _ in range(3):
+        answer, expected = session.act(obs), untouched.act(obs)
+        assert torch.equal(answer, expected)
+        answer.zero_()
+
+
+def test_longer_sessions_need_more_capacity_or_a_restart() -> None:
+    spec = SPECS["vector-discrete"]
+    policy = build_random("uat", spec, dtype=torch.float32, max_positions=20)
+    session, longer = Session(policy, streams=2), Session(policy, streams=2, capacity=20)
+    for _ in range(spec.horizon):
+        session.act(torch.zeros(2, 5))
+    with pytest.raises(ValueError, match=r"stream 0 has seen 7 steps, and the session holds 7"):
+        session.act(torch.zeros(2, 5))
+    session.restart(0)
+    with pytest.raises(ValueError, match=r"stream 1 has seen 7 steps, and the session holds 7"):
+        session.act(torch.zeros(2, 5))
+    session.restart(1)
+    session.act(torch.zeros(2, 5))
+    for _ in range(20):
+        longer.act(torch.zeros(2, 5))
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+OBS: dict[str, Any] = {
+    "vector-discrete": np.zeros((2, 5)),
+    "vector-weights": np.zeros((2, 5)),
+    "items-discrete": [0, 1],
+    "assets-weights": np.zeros((2, 3, 2)),
+}
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    # spec, what is told, the message: field, expected, seen
+    ("vector-discrete", {"obs": np.zeros((2, 4))}, r"obs: expected shape \(2, 5\), got \(2, 4\)"),
+    ("vector-discrete", {"obs": np.zeros(5)}, r"obs: expected shape \(2, 5\), got \(5,\)"),
+    ("vector-discrete", {"obs": [[0, 0, 0, 0, np.nan]] * 2}, r"obs: expected finite .* got nan at \(0, 4\)"),
+    ("vector-discrete", {"obs": [["a"] * 5] * 2}, r"obs: expected numbers, got list"),
+    ("vector-discrete", {"obs": [[0.0], [0.0, 1.0]]}, r"obs: expected numbers, got list"),
+    ("vector-discrete", {"obs": None}, r"obs: expected numbers, got NoneType"),
+    ("assets-weights", {"obs": np.zeros((2, 2, 3))}, r"obs: expected shape \(2, 3, 2\), got \(2, 2, 3\)"),
+    ("items-discrete", {"obs": [0.0, 1.0]}, r"obs: expected integer ids, got torch.float64"),
+    ("items-discrete", {"obs": [True, False]}, r"obs: expected integer ids, got torch.bool"),
+    ("items-discrete", {"obs": [0, 11]}, r"obs: ids must lie in \[0, 11\), got \[0, 11\]"),
+    ("items-discrete", {"obs": [-2, 0]}, r"obs: ids must lie in .*0, 11\), got \[-2, 0\]"),
+    ("items-discrete", {"obs": [[0, 1]]}, r"obs: expected shape \(2,\), got \(1, 2\)"),
+    ("vector-discrete", {"reward": 1.0}, r"reward: expected shape \(2,\), got \(\)"),
+    ("vector-discrete", {"reward": [1.0, np.inf]}, r"reward: expected finite numbers, got inf at \(1,\)"),
+    ("vector-discrete", {"reward": ["a", "b"]}, r"reward: expected numbers, got list"),
+    ("vector-discrete", {"action": [0.0, 1.0]}, r"action: expected integer ids, got torch.float64"),
+    ("vector-discrete", {"action": [0, 4]}, r"action: ids must lie in \[0, 4\), got \[0, 4\]"),
+    ("vector-discrete", {"action": [0]}, r"action: expected shape \(2,\), got \(1,\)"),
+    ("vector-weights", {"action": np.eye(3)[:2]}, r"action: expected shape \(2, 4\), got \(2, 3\)"),
+    ("vector-weights", {"action": [[0.5, 0, 0, 0], [1, 0, 0, 0]]}, r"action: .* sum to 1 .* got sums \[0.5, 1.0\]"),
+    ("vector-weights", {"action": [[2, -1, 0, 0], [1, 0, 0, 0]]}, r"action: weights must be non-negative .* got .*-1"),
+    (
+        "vector-discrete",
+        {"allowed": np.ones((2, 4))},
+        r"allowed: expected booleans of shape \(2, 4\), got torch.float64",
+    ),
+    ("vector-discrete", {"allowed": np.ones((1, 4), bool)}, r"allowed: expected .*\(2, 4\), got torch.bool .*\(1, 4\)"),
+    ("vector-discrete", {"allowed": [[True], [True, False]]}, r"allowed: expected booleans"),
+    ("vector-discrete", {"allowed": [["yes"] * 4] * 2}, r"allowed: expected booleans"),
+    ("vector-discrete", {"allowed": np.zeros((2, 4), bool)}, r"allowed: every stream needs .*(got|stream) .*0"),
+]
+refused = pytest.mark.parametrize(
+    ("name", "told", "message"), REFUSED, ids=[f"{next(iter(told))}-{row}" for row, (_, told, _) in enumerate(REFUSED)]
+)
+
+
+@refused
+def test_bad_input_is_refused_with_field_seen_and_expected(name: str, told: dict[str, Any], message: str) -> None:
+    session = Session(build_random("uat", SPECS[name], dtype=torch.float32), streams=2)
+    with pytest.raises(ValueError, match=message):
+        session.act(**{"obs": OBS[name], **told})
+
+
+@refused
+def test_refused_input_leaves_the_session_as_it_was(name: str, told: dict[str, Any], message: str) -> None:
+    policy = build_random("uat", SPECS[name], dtype=torch.float32)
+    session, untouched = Session(policy, streams=2), Session(policy, streams=2)
+    for reward in (None, [0.3, -0.2], [0.1, 0.4]):
+        with pytest.raises(ValueError):
+            session.act(**{"obs": OBS[name], "reward": [5.0, 5.0], **told})
+        assert torch.equal(
+            session.act(OBS[name], reward=reward),
+            untouched.act(OBS[name], reward=reward),
+        )
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.as_tensor, lambda x: x], ids=["numpy", "torch", "lists"])
+def test_arrays_tensors_and_lists_are_all_welcome(kind: Any) -> None:
+    session = Session(build_random("uat", SPECS["vector-discrete"], dtype=torch.float32), streams=2)
+    for told in ({}, {"reward": kind([0.5, 1.0]), "action": kind([1, 2]), "allowed": kind([[True] * 3 + [False]] * 2)}):
+        action = session.act(kind([[0.1, 0.2, 0.3, 0.4, 0.5]] * 2), **told)
+        assert action.shape == (2,)
+
+
+@pytest.mark.parametrize("streams", [2, -1, [0, 5]])
+def test_restart_of_an_unknown_stream_is_refused(streams: Any) -> None:
+    session = Session(build_random("uat", SPECS["vector-discrete"]), streams=2)
+    with pytest.raises(ValueError, match=r"restart: streams must lie in \[0, 2\), got"):
+        session.restart(streams)
+
+
+def test_a_session_needs_a_stream() -> None:
+    with pytest.raises(ValueError, match="streams=0 must be at least 1"):
+        Session(build_random("uat", SPECS["vector-discrete"]), streams=0)
+
+
+@pytest.mark.parametrize("capacity", [0, -1])
+def test_a_session_needs_room(capacity: int) -> None:
+    with pytest.raises(ValueError, match=f"capacity={capacity} must be at least 1"):
+        Session(build_random("uat", SPECS["vector-discrete"]), capacity=capacity)

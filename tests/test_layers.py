@@ -1,0 +1,103 @@
+"""The arrows: methods and domains never import each other, and the core needs torch, numpy and safetensors alone."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import uat
+
+ROOT = Path(uat.__file__).parent
+MAY_IMPORT: dict[str, set[str]] = {
+    "types": set(),
+    "noise": set(),
+    "nn": {"types"},
+    "methods": {"types", "nn"},
+    "domains": {"types", "noise"},
+    "acting": {"types"},
+    "config": {"types", "methods", "domains"},
+    "recipes": {"types", "methods", "domains", "config"},
+    "runs": {"types", "methods", "domains", "config"},
+    "training": {"types", "noise", "methods", "domains", "acting", "config", "recipes", "runs"},
+    "evaluation": {"types", "noise", "methods", "domains", "acting", "config", "recipes", "runs", "training"},
+    "serving": {"types", "methods", "acting"},
+    "cli": {"types", "methods", "domains", "config", "recipes", "runs", "training", "evaluation", "the public API"},
+    "__main__": {"cli"},
+}
+"""Each file or folder of the package, and which others it may import."""
+
+CORE = {"torch", "numpy", "safetensors"}
+CONSOLE = {"tyro", "rich"}
+
+
+def files(layer: str) -> list[Path]:
+    return sorted((ROOT / layer).rglob("*.py")) if (ROOT / layer).is_dir() else [ROOT / f"{layer}.py"]
+
+
+def imports(tree: ast.AST, *, at_load: bool) -> Iterator[str]:
+    """Dotted names that a file imports; with `at_load`, not those inside functions."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are written from the root"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif not (at_load and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)):
+            yield from imports(node, at_load=at_load)
+
+
+def layers_of(file: Path) -> set[str]:
+    """Which parts of the package a file imports, also inside functions."""
+    found = set()
+    for name in imports(ast.parse(file.read_text()), at_load=False):
+        package, _, rest = name.partition(".")
+        first = rest.split(".")[0]
+        if package == "uat" and first != "__version__":
+            found.add(first if first in MAY_IMPORT else "the public API")
+    return found
+
+
+def third_party(file: Path, *, at_load: bool) -> set[str]:
+    names = {name.split(".")[0] for name in imports(ast.parse(file.read_text()), at_load=at_load)}
+    return names - set(sys.stdlib_module_names) - {"uat"}
+
+
+def test_every_part_of_the_package_has_its_arrows() -> None:
+    parts = {path.stem for path in ROOT.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert parts - {"__init__"} == MAY_IMPORT.keys()
+
+
+def test_no_two_parts_may_import_each_other() -> None:
+    both = [(a, b) for a, allowed in MAY_IMPORT.items() for b in allowed if a in MAY_IMPORT.get(b, ())]
+    assert both == []
+    assert "domains" not in MAY_IMPORT["methods"]
+    assert "methods" not in MAY_IMPORT["domains"]
+
+
+@pytest.mark.parametrize("layer", MAY_IMPORT)
+def test_layer_imports_only_what_it_may(layer: str) -> None:
+    for file in files(layer):
+        extra = layers_of(file) - MAY_IMPORT[layer] - {layer}
+        assert not extra, f"{file.relative_to(ROOT)} imports {sorted(extra)}"
+
+
+@pytest.mark.parametrize("layer", [layer for layer in MAY_IMPORT if layer != "cli"])
+def test_the_core_loads_torch_numpy_and_safetensors_alone(layer: str) -> None:
+    for file in files(layer):
+        extra = third_party(file, at_load=True) - CORE
+        assert not extra, f"{file.relative_to(ROOT)} loads {sorted(extra)}"
+
+
+def test_the_console_libraries_are_imported_by_the_command_line_and_the_progress_bar_alone() -> None:
+    users = {str(file.relative_to(ROOT)) for file in ROOT.rglob("*.py") if third_party(file, at_load=False) & CONSOLE}
+    assert users == {"cli.py", "training/progress.py"}
+
+
+def test_the_reader_of_imports_sees_what_it_should() -> None:
+    text = "import numpy as np\nif np:\n    from uat.nn import heads\ndef f():\n    import rich.console\n"
+    assert list(imports(ast.parse(text), at_load=True)) == ["numpy", "uat.nn.heads"]
+    assert list(imports(ast.parse(text), at_load=False)) == ["numpy", "uat.nn.heads", "rich.console"]

@@ -1,0 +1,175 @@
+"""What travels, the clock, and sums over real steps, against loops and by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.builders import SPECS, random_trajectory
+from uat.types import (
+    NO_ACTION,
+    Assets,
+    Clock,
+    Discrete,
+    Items,
+    Metric,
+    Spec,
+    Step,
+    Vector,
+    Weights,
+    episode_mean,
+    masked_mean,
+    masked_sum,
+    nothing,
+    past,
+    shift,
+)
+
+every_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+
+
+# ---------------------------------------------------------------- specs
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"obs": Vector(0)}, "Vector.width must be at least 1, got 0"),
+        ({"obs": Items(-3)}, "Items.count must be at least 1, got -3"),
+        ({"obs": Assets(3, 0)}, "Assets.features must be at least 1, got 0"),
+        ({"action": Discrete(0)}, "Discrete.count must be at least 1, got 0"),
+        ({"action": Weights(0)}, "Weights.count must be at least 1, got 0"),
+        ({"horizon": 0}, "horizon must be at least 1, got 0"),
+        ({"reward_lag": -1}, "reward_lag must not be negative, got -1"),
+    ],
+)
+def test_impossible_specs_are_refused_by_field_and_value(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(SPECS["vector-discrete"], **changes)
+
+
+def test_a_spec_carries_its_clock() -> None:
+    spec = Spec(obs=Vector(1), action=Discrete(2), horizon=3, reward_lag=4, reward_scale=20.0)
+    assert spec.clock == Clock(reward_lag=4, reward_scale=20.0)
+
+
+def test_metrics_know_their_direction() -> None:
+    assert Metric(name="accuracy").better(0.9, than=0.8)
+    assert not Metric(name="accuracy").better(0.8, than=0.8)
+    assert Metric(name="drawdown", higher_is_better=False).better(0.1, than=0.2)
+
+
+# ---------------------------------------------------------------- tensors that travel together
+
+
+def test_map_reaches_every_tensor_and_leaves_the_rest() -> None:
+    trajectory = random_trajectory(SPECS["vector-discrete"])
+    trajectory.extras = {"goal": torch.ones(3, 7)}
+    cut = trajectory.map(lambda x: x[:2])
+    assert (cut.obs.shape, cut.valid.shape, cut.extras["goal"].shape) == ((2, 7, 5), (2, 7), (2, 7))
+    assert cut.allowed is None
+    assert trajectory.obs.shape == (3, 7, 5)
+
+
+def test_to_moves_every_tensor() -> None:
+    step = Step(obs=torch.ones(1, 2), prev_action=torch.ones(1), prev_reward=torch.ones(1), first=torch.ones(1))
+    moved = step.to("meta")
+    assert {moved.obs.device.type, moved.prev_action.device.type, moved.first.device.type} == {"meta"}
+
+
+# ---------------------------------------------------------------- the clock
+
+
+@given(steps=st.integers(1, 6), lag=st.integers(0, 9), ids=st.booleans(), wide=st.booleans())
+def test_shift_is_past_at_every_step(steps: int, lag: int, ids: bool, wide: bool) -> None:
+    """Also where the lag is longer than the episode."""
+    shape = (2, steps, 3) if wide else (2, steps)
+    x = torch.arange(1, 1 + 6 * steps)[: 2 * steps * (3 if wide else 1)].view(shape)
+    x = x if ids else x.double()
+    shifted = shift(x, lag)
+    assert (shifted.shape, shifted.dtype) == (x.shape, x.dtype)
+    for t in range(steps):
+        assert torch.equal(shifted[:, t], past(x, t, lag))
+
+
+def test_past_by_hand() -> None:
+    ids, numbers = torch.tensor([[5, 6, 7]]), torch.tensor([[0.5, 0.6, 0.7]])
+    assert [past(ids, t, 1).item() for t in range(3)] == [NO_ACTION, 5, 6]
+    assert [past(numbers, t, 2).item() for t in range(3)] == pytest.approx([0, 0, 0.5])
+    assert (nothing(ids), nothing(numbers)) == (-1, 0)
+
+
+@pytest.mark.parametrize("lag", [0, 1, 3])
+@every_spec
+def test_clock_tells_the_past_and_nothing_else(spec: Spec, lag: int) -> None:
+    trajectory, clock = random_trajectory(spec, whole=True), Clock(reward_lag=lag, reward_scale=2.0)
+    batch = clock.batch(trajectory)
+    for name in ("obs", "target", "valid"):
+        assert torch.equal(getattr(batch, name), getattr(trajectory, name)), name
+    for t in range(spec.horizon):
+        step = clock.step(t, trajectory.obs[:, t], trajectory.action, trajectory.reward)
+        for told in (step.prev_action, batch.prev_action[:, t]):
+            nothing_yet = torch.full_like(told, 0 if isinstance(spec.action, Weights) else NO_ACTION)
+            assert torch.equal(told, nothing_yet if t == 0 else trajectory.action[:, t - 1])
+        for told in (step.prev_reward, batch.prev_reward[:, t]):
+            assert torch.equal(told, torch.zeros(3) if t < lag else 2.0 * trajectory.reward[:, t - lag])
+        assert step.first.tolist() == [t == 0] * 3
+
+
+@every_spec
+def test_clock_tells_nothing_in_padding(spec: Spec) -> None:
+    trajectory = random_trajectory(spec, episodes=6)
+    whole = replace(trajectory, valid=torch.ones_like(trajectory.valid))
+    trajectory.reward = trajectory.reward.masked_fill(~trajectory.valid, torch.nan)
+    batch, unpadded, real = spec.clock.batch(trajectory), spec.clock.batch(whole), trajectory.valid
+    for name in ("obs", "prev_action", "prev_reward"):
+        told = getattr(batch, name)
+        assert torch.equal(told[real], getattr(unpadded, name)[real]), name
+        assert (told[~real] == nothing(told)).all(), name
+
+
+# ---------------------------------------------------------------- sums over real steps
+
+
+def masked() -> tuple[Tensor, Tensor]:
+    x = torch.tensor([[1.0, 2.0, torch.nan], [5.0, torch.inf, torch.nan]])
+    return x, torch.tensor([[True, True, False], [True, False, False]])
+
+
+def test_sums_and_means_ignore_padding_whatever_it_holds() -> None:
+    x, valid = masked()
+    total, number = masked_sum(x, valid)
+    assert (total.item(), number.item()) == (8.0, 3)
+    assert masked_mean(x, valid).item() == pytest.approx(8 / 3)
+    assert episode_mean(x, valid).tolist() == [1.5, 5.0]
+
+
+def test_padding_sends_no_gradient() -> None:
+    x, valid = masked()
+    x.requires_grad_()
+    masked_mean(x, valid).backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, valid / 3)
+
+
+def test_nothing_but_padding_has_mean_zero() -> None:
+    none = torch.zeros(2, 3, dtype=torch.bool)
+    assert masked_mean(torch.full((2, 3), torch.nan), none).item() == 0
+    assert episode_mean(torch.full((2, 3), torch.nan), none).tolist() == [0, 0]
+
+
+@given(cut=st.integers(1, 7), seed=st.integers(0, 2**31))
+def test_sums_of_parts_add_up_to_the_whole(cut: int, seed: int) -> None:
+    """So that ranks and micro-batches of unequal lengths weigh every step the same."""
+    generator = torch.Generator().manual_seed(seed)
+    x, valid = torch.randn(8, 5, generator=generator).double(), torch.rand(8, 5, generator=generator) < 0.5
+    whole = masked_sum(x, valid)
+    parts = [masked_sum(x[part], valid[part]) for part in (slice(cut), slice(cut, None))]
+    torch.testing.assert_close(sum(total for total, _ in parts), whole[0])
+    assert sum(number for _, number in parts) == whole[1]

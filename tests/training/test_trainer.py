@@ -1,0 +1,593 @@
+"""Training: the same numbers after any kill, the right rates on the right weights, and nothing left behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import itertools
+import json
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import uat.runs
+from uat.acting import rollout
+from uat.config import RunConfig, TrainConfig, override, to_json
+from uat.domains.darkroom import DarkRoom
+from uat.methods import METHODS, Method, Phase, Policy
+from uat.methods.uat import UAT
+from uat.nn.heads import build_head
+from uat.recipes import recipe
+from uat.runs import Run, load_policy, read_tensors
+from uat.training import train
+from uat.training.optimizing import build_optimizer, optimize, set_rates
+from uat.training.trainer import Trainer, build_policy
+from uat.types import Batch, Losses, Metric, Spec, Step
+
+TINY: dict[str, Any] = {
+    "domain.horizon": 5,
+    "method.d_model": 8,
+    "method.num_layers": 1,
+    "method.d_ff": 8,
+    "train.epochs": 4,
+    "train.batch_size": 4,
+    "train.validate_every": 2,
+    "train.validation_episodes": 4,
+}
+NUMBERS = ("metrics.jsonl", "policy.safetensors", "state/train.safetensors")
+
+
+def tiny(method: str = "uat", **changes: Any) -> RunConfig:
+    """A small run; `train__lr=1.0` sets train.lr."""
+    return override(
+        recipe("darkroom", method, "smoke"), {**TINY, **{name.replace("__", "."): v for name, v in changes.items()}}
+    )
+
+
+def numbers(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in NUMBERS}
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def saved_weights(run: Run) -> dict[str, Tensor]:
+    return read_tensors(run.file("policy.safetensors"))[0]
+
+
+def last_weights(run: Run) -> dict[str, Tensor]:
+    """The weights after the last epoch, best or not."""
+    tensors, _ = read_tensors(run.file("state/train.safetensors"))
+    return {name.removeprefix("policy."): t for name, t in tensors.items() if name.startswith("policy.")}
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.fixture
+def without_tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None if name == "tensorboard" else find(name))
+
+
+# ---------------------------------------------------------------- kills
+
+CHILD = """
+import json, sys, torch
+torch.set_num_threads(1)
+sys.modules["tensorboard"] = None  # as if it were not installed: it takes long to import
+import uat
+from uat.config import run_config_from_json
+uat.train(run_config_from_json(json.loads(sys.argv[1])), sys.argv[2], resume=True, device="cpu")
+"""
+
+
+def start(config: RunConfig, folder: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", CHILD, json.dumps(to_json(config)), str(folder)])
+
+
+def kill_when(config: RunConfig, folder: Path, ready: Callable[[], bool]) -> None:
+    """Train in a process of its own until `ready`, then kill -9."""
+    child = start(config, folder)
+    try:
+        deadline = time.monotonic() + 60
+        while child.poll() is None and not ready() and time.monotonic() < deadline:
+            time.sleep(0.002)
+    finally:
+        child.kill()
+    assert child.wait() == -9, "training ended before it could be killed"
+
+
+def test_a_run_killed_in_the_middle_and_resumed_equals_one_never_killed(tmp_path: Path) -> None:
+    config, folder = tiny(train__epochs=60, train__validate_every=3, train__patience=1000), tmp_path / "killed"
+    metrics = folder / "metrics.jsonl"
+    kill_when(config, folder, lambda: metrics.exists() and metrics.stat().st_size > 0)
+    done = read_tensors(folder / "state/train.safetensors")[1]["total"] if (folder / "state").exists() else 0
+    assert done < 60
+    child = start(config, folder)
+    assert child.wait() == 0
+    assert numbers(folder) == numbers(train(config, tmp_path / "whole", device="cpu").path)
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path: Path) -> None:
+    config, folder = tiny(train__epochs=60, train__validate_every=60), tmp_path / "killed"
+    kill_when(config, folder, lambda: (folder / "metrics.jsonl").exists())
+    assert not (folder / "state").exists()
+    train(config, folder, resume=True, device="cpu")
+    assert numbers(folder) == numbers(train(config, tmp_path / "whole", device="cpu").path)
+
+
+class Crash(BaseException):
+    """Nobody catches it: the next line never runs."""
+
+
+def crash_at(event: int, patch: pytest.MonkeyPatch) -> None:
+    """The event-th write to disk, counted from 0, does not happen."""
+    count = itertools.count()
+
+    def guarded(write: Any) -> Any:
+        def instead(*args: Any) -> None:
+            if next(count) == event:
+                raise Crash
+            write(*args)
+
+        return instead
+
+    patch.setattr(uat.runs, "write_atomically", guarded(uat.runs.write_atomically))
+    patch.setattr(Run, "append", guarded(Run.append))
+
+
+@pytest.mark.usefixtures("without_tensorboard")
+def test_a_crash_before_any_one_write_changes_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each gap between two files is met once, that between policy and state among them."""
+    whole = numbers(train(tiny(), tmp_path / "whole", device="cpu").path)
+    crashes = 0
+    for event in itertools.count():
+        folder = tmp_path / f"{event}"
+        with monkeypatch.context() as patch:
+            crash_at(event, patch)
+            try:
+                train(tiny(), folder, device="cpu")
+                break
+            except Crash:
+                crashes += 1
+        train(tiny(), folder, resume=True, device="cpu")
+        assert numbers(folder) == whole, f"crash before write {event}"
+    assert crashes >= 10
+
+
+@pytest.mark.usefixtures("without_tensorboard")
+def test_a_kill_in_the_middle_of_a_line_is_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = numbers(train(tiny(), tmp_path / "whole", device="cpu").path)
+    run = Run.create(tiny(), tmp_path / "cut")
+    append = Run.append
+
+    def cut_short(self: Run, name: str, rows: list[dict[str, Any]]) -> None:
+        append(self, name, rows)
+        if rows[-1]["epoch"] == 4:
+            text = self.file(name).read_text()
+            self.file(name).write_text(text[:-20])
+            raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "append", cut_short)
+        with pytest.raises(Crash):
+            train(tiny(), run.path, resume=True, device="cpu")
+    assert not run.file("metrics.jsonl").read_text().endswith("\n")
+    train(tiny(), run.path, resume=True, device="cpu")
+    assert numbers(run.path) == whole
+
+
+@pytest.mark.usefixtures("without_tensorboard")
+def test_a_policy_of_a_later_checkpoint_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed between policy and state, the folder never ends with a policy that its state knows nothing of."""
+    judged(monkeypatch, 0.1, 0.2)
+    folder = train(tiny(), tmp_path / "run", device="cpu").path
+    judged(monkeypatch, 0.1, 0.2, 0.3)
+    later = train(tiny(train__epochs=6), tmp_path / "later", device="cpu").path
+    whole = numbers(folder)
+    shutil.copy(later / "policy.safetensors", folder / "policy.safetensors")
+    assert numbers(folder) != whole
+    train(tiny(), folder, resume=True, device="cpu")
+    assert numbers(folder) == whole
+
+
+def test_resuming_a_finished_run_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = train(tiny(), tmp_path, device="cpu").path
+    before = everything(folder)
+    monkeypatch.setattr(UAT, "loss", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(Trainer, "validate", lambda *_: pytest.fail("validated again"))
+    train(tiny(), folder, resume=True, device="cpu")
+    assert everything(folder) == before
+
+
+# ---------------------------------------------------------------- what decides the numbers
+
+
+@pytest.mark.usefixtures("without_tensorboard")
+def test_the_seed_decides_and_nothing_else(tmp_path: Path) -> None:
+    first = train(tiny(), tmp_path / "first", device="cpu")
+    torch.manual_seed(123)
+    again = train(tiny(), tmp_path / "again", device="cpu")
+    other = train(tiny(seed=1), tmp_path / "other", device="cpu")
+    assert numbers(again.path) == numbers(first.path)
+    assert first.file("metrics.jsonl").read_bytes() != other.file("metrics.jsonl").read_bytes()
+    assert not same(last_weights(first), last_weights(other))
+
+
+@pytest.fixture
+def own_tf32() -> Iterator[None]:
+    before = torch.backends.cuda.matmul.allow_tf32
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def surroundings() -> list[Any]:
+    tf32, generator = torch.backends.cuda.matmul.allow_tf32, np.random.get_state()  # noqa: NPY002 (the caller's)
+    switches = (torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled(), tf32)
+    return [torch.get_rng_state().tolist(), random.getstate(), str(generator), switches]
+
+
+@pytest.mark.usefixtures("without_tensorboard", "own_tf32")
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp64"])
+def test_the_callers_surroundings_are_left_as_they_were(precision: str, tmp_path: Path) -> None:
+    for tf32 in (True, False):
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        before = surroundings()
+        train(tiny(train__precision=precision), tmp_path / f"{precision}-{tf32}", device="cpu")
+        assert surroundings() == before
+
+
+@pytest.mark.usefixtures("without_tensorboard", "own_tf32")
+def test_surroundings_come_back_also_after_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise Crash
+
+    monkeypatch.setattr(UAT, "loss", fail)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    before = surroundings()
+    with pytest.raises(Crash):
+        train(tiny(train__precision="tf32"), tmp_path, device="cpu")
+    assert surroundings() == before
+
+
+@pytest.mark.usefixtures("without_tensorboard")
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("fp64", torch.float64)])
+def test_precision_is_that_of_the_weights(precision: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    run = train(tiny(train__precision=precision), tmp_path, device="cpu")
+    assert {tensor.dtype for tensor in saved_weights(run).values()} == {dtype}
+
+
+def test_cuda_without_cuda_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=r"device 'cuda' was asked for, but .* none; use device 'cpu'"):
+        train(tiny(), tmp_path / "run", device="cuda")
+    with pytest.raises(ValueError, match="'warp'"):
+        train(tiny(), tmp_path / "run", device="warp")
+    assert not (tmp_path / "run").exists()
+
+
+# ---------------------------------------------------------------- the best checkpoint, and when to stop
+
+
+def judged(patch: pytest.MonkeyPatch, *values: float) -> None:
+    """Validations give these accuracies in turn."""
+    turn = iter(values)
+    patch.setattr(Trainer, "validate", lambda _: {"accuracy": next(turn)})
+
+
+@pytest.mark.usefixtures("without_tensorboard")
+def test_patience_stops_and_the_best_epoch_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny(train__epochs=50, train__validate_every=1, train__patience=3)
+    judged(monkeypatch, 0.1, 0.3, 0.2, 0.3, 0.29, 0.9)
+    run = train(config, tmp_path / "run", device="cpu")
+    rows = run.rows("metrics.jsonl")
+    assert [row["validation/accuracy"] for row in rows] == [0.1, 0.3, 0.2, 0.3, 0.29]
+    best = max(rows, key=lambda row: row["validation/accuracy"])
+    assert best["epoch"] == 2  # the first of equals
+    judged(monkeypatch, 0.1, 0.3)
+    short = train(override(config, {"train.epochs": best["epoch"]}), tmp_path / "short", device="cpu")
+    assert same(saved_weights(run), last_weights(short))
+    assert not same(saved_weights(run), last_weights(run))
+
+
+@pytest.mark.usefixtures("without_tensorboard")
+def test_patience_counts_epochs_not_validations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged(monkeypatch, *[0.5] * 9)
+    run = train(tiny(train__epochs=50, train__validate_every=4, train__patience=8), tmp_path, device="cpu")
+    assert run.rows("metrics.jsonl")[-1]["epoch"] == 12  # the best is 4, and 4 + 8 have passed
+
+
+@pytest.mark.usefixtures("without_tensorboard")
+def test_the_metric_says_which_way_is_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DarkRoom, "metrics", (Metric(name="accuracy", higher_is_better=False),))
+    judged(monkeypatch, 0.1, 0.3)
+    run = train(tiny(train__epochs=2, train__validate_every=1), tmp_path, device="cpu")
+    assert not same(saved_weights(run), last_weights(run))
+
+
+@pytest.mark.usefixtures("without_tensorboard")
+def test_the_last_epoch_is_always_judged(tmp_path: Path) -> None:
+    rows = train(tiny(train__epochs=5, train__validate_every=2), tmp_path, device="cpu").rows("metrics.jsonl")
+    assert [row["epoch"] for row in rows] == [1, 2, 3, 4, 5]
+    assert [row["epoch"] for row in rows if "validation/accuracy" in row] == [2, 4, 5]
+    assert not any("second" in name for row in rows for name in row)  # wall times would differ from run to run
+
+
+# ---------------------------------------------------------------- numbers that are none
+
+
+@pytest.mark.usefixtures("without_tensorboard")
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loss, calls = UAT.loss, itertools.count(1)
+
+    def broken(self: UAT, batch: Batch) -> Losses:
+        total, count = loss(self, batch)["imitation"]
+        return {"imitation": (total * (float("nan") if next(calls) == 3 else 1.0), count)}
+
+    monkeypatch.setattr(UAT, "loss", broken)
+    with pytest.raises(ValueError, match="loss is not finite at epoch 3") as caught:
+        train(tiny(), tmp_path, device="cpu")
+    assert str(tmp_path) in str(caught.value)
+    assert [row["epoch"] for row in Run.open(tmp_path).rows("metrics.jsonl")] == [1, 2]
+    assert all(p.isfinite().all() for p in load_policy(tmp_path).parameters())
+    assert read_tensors(tmp_path / "state/train.safetensors")[1]["total"] == 2
+
+
+@pytest.mark.usefixtures("without_tensorboard")
+def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss of an epoch is that before its step: it may be fine while the gradient is not."""
+    loss = UAT.loss
+
+    def steep(self: UAT, batch: Batch) -> Losses:
+        total, count = loss(self, batch)["imitation"]
+        zero = self.backbone.positions - self.backbone.positions.detach()
+        return {"imitation": (total + 0 * zero.sqrt().sum(), count)}
+
+    monkeypatch.setattr(UAT, "loss", steep)
+    with pytest.raises(ValueError, match="not finite"):
+        train(tiny(train__epochs=1), tmp_path, device="cpu")
+    assert not (tmp_path / "policy.safetensors").exists()
+
+
+# ---------------------------------------------------------------- rates, clipping
+
+
+def small_policy() -> Policy:
+    config = tiny(method__dropout=0.0)
+    return METHODS["uat"].build(config.build_domain().spec, config.method).double()
+
+
+def test_each_rate_reaches_its_parameters() -> None:
+    """Under a gradient of ones, Adam's first step is the rate itself."""
+    policy = small_policy()
+    optimizer = build_optimizer(policy, TrainConfig(lr=0.25, utility_lr=2.0, weight_decay=0.0))
+    before = {name: p.detach().clone() for name, p in policy.named_parameters()}
+    for p in policy.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    moved = {name: (before[name] - p.detach()).mean().item() for name, p in policy.named_parameters()}
+    fast = {name for name, step in moved.items() if step == pytest.approx(2.0)}
+    assert fast == {"utility.encoder.mlp.0.weight", "utility.encoder.mlp.2.weight", "utility.regime.weight"}
+    assert [step for name, step in moved.items() if name not in fast] == pytest.approx([0.25] * (len(moved) - 3))
+
+
+def test_every_parameter_is_optimized_once() -> None:
+    for method in METHODS:
+        config = tiny(method)
+        policy = METHODS[method].build(config.build_domain().spec, config.method)
+        listed = [id(p) for group in build_optimizer(policy, config.train).param_groups for p in group["params"]]
+        assert sorted(listed) == sorted(map(id, policy.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "factors"),
+    [
+        ("constant", {1: 0.25, 2: 0.5, 4: 1.0, 5: 1.0, 12: 1.0}),
+        ("cosine", {1: 0.25, 2: 0.5, 4: 1.0, 6: 0.8535533905932737, 8: 0.5, 10: 0.14644660940672627, 12: 0.0}),
+    ],
+)
+def test_warm_up_and_schedule_have_their_known_values(schedule: Any, factors: dict[int, float]) -> None:
+    config = TrainConfig(lr=0.5, utility_lr=4.0, epochs=12, warmup=4, lr_schedule=schedule)
+    optimizer = build_optimizer(small_policy(), config)
+    for epoch, factor in factors.items():
+        set_rates(optimizer, config, epoch)
+        rates = {group["name"]: group["lr"].item() for group in optimizer.param_groups}
+        assert rates == pytest.approx({"base": 0.5 * factor, "utility": 4.0 * factor}, abs=1e-7), epoch
+
+
+@pytest.mark.usefixtures("without_tensorboard")
+def test_training_follows_the_schedule(tmp_path: Path) -> None:
+    """One cosine epoch ends at rate zero: it changes nothing. A constant one does."""
+    for schedule, moves in (("cosine", False), ("constant", True)):
+        config = tiny(train__epochs=1, train__lr_schedule=schedule)
+        run = train(config, tmp_path / schedule, device="cpu")
+        untrained = build_policy(config, config.build_domain(), torch.device("cpu")).state_dict()
+        assert same(last_weights(run), untrained) is not moves
+
+
+@pytest.mark.parametrize("clip", [1e-3, 1e6])
+def test_the_gradient_is_clipped_and_its_norm_told(clip: float) -> None:
+    policy, spec = small_policy(), tiny().build_domain().spec
+    simulator = tiny().build_domain().simulator("train", "cpu")
+    trajectory = rollout(None, simulator, simulator.noise(torch.arange(4), 0))
+    batch = spec.clock.batch(trajectory)
+    total, count = policy.loss(batch)["imitation"]
+    gradient = torch.autograd.grad(total / count, list(policy.parameters()), materialize_grads=True)
+    norm = torch.cat([g.flatten() for g in gradient]).norm().item()
+    optimizer = build_optimizer(policy, TrainConfig())
+    told = optimize(Phase("imitation", policy.loss), batch, optimizer, clip)
+    used = torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None]).norm().item()
+    assert told["gradient_norm"].item() == pytest.approx(norm)
+    assert used == pytest.approx(min(norm, clip), rel=1e-3)
+    assert told["loss/imitation"].item() == pytest.approx((total / count).item())
+
+
+# ---------------------------------------------------------------- where episodes start
+
+
+def starts_of(config: RunConfig, folder: Path, patch: pytest.MonkeyPatch) -> list[Tensor | None]:
+    """Where the episodes of each epoch were placed in the position table."""
+    seen: list[Tensor | None] = []
+    loss = UAT.loss
+
+    def watched(self: UAT, batch: Batch) -> Losses:
+        seen.append(None if batch.start is None else batch.start.clone())
+        return loss(self, batch)
+
+    with patch.context() as within:
+        within.setattr(UAT, "loss", watched)
+        train(config, folder, device="cpu")
+    return seen
+
+
+@pytest.mark.usefixtures("without_tensorboard")
+def test_random_start_uses_every_row_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny(train__random_start=True, method__max_positions=8, train__batch_size=32)
+    starts = [start for start in starts_of(config, tmp_path, monkeypatch) if start is not None]
+    assert len(starts) == 4
+    assert torch.cat(starts).unique().tolist() == [0, 1, 2, 3]  # 3 + horizon 5 = 8 rows
+    assert not torch.equal(starts[0], starts[1])
+
+
+@pytest.mark.usefixtures("without_tensorboard")
+def test_random_start_stays_inside_a_short_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny(train__random_start=True, method__max_positions=2, method__past_table="clamp")
+    starts = [start for start in starts_of(config, tmp_path, monkeypatch) if start is not None]
+    assert torch.cat(starts).unique().tolist() == [0]
+
+
+@pytest.mark.usefixtures("without_tensorboard")
+def test_episodes_start_at_the_first_row_unless_told_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert starts_of(tiny(), tmp_path, monkeypatch) == [None] * 4
+
+
+# ---------------------------------------------------------------- a method with phases of its own
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToyConfig:
+    goal: float = 1.0
+    """Where both weights are pulled, one after the other."""
+
+
+class Toy(Policy):
+    """Two weights, learnt in two phases with losses of their own."""
+
+    config: ToyConfig
+
+    def __init__(self, spec: Spec, config: ToyConfig) -> None:
+        super().__init__(spec, config)
+        self.head = build_head(spec, 1)
+        self.a, self.b = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
+
+    def features(self, batch: Batch) -> Tensor:
+        return batch.obs.new_zeros(*batch.valid.shape, 1)
+
+    def init_state(self, streams: int, capacity: int, device: torch.device | str) -> None:
+        return None
+
+    def step(self, state: None, step: Step) -> tuple[Tensor, None]:
+        return step.obs.new_zeros(len(step.obs), self.spec.action.count), None
+
+    def phases(self) -> tuple[Phase, ...]:
+        return Phase("first", self._pull("a")), Phase("second", self._pull("b"))
+
+    def _pull(self, name: str) -> Callable[[Batch], Losses]:
+        def loss(batch: Batch) -> Losses:
+            count = batch.valid.sum()
+            return {name: ((getattr(self, name) - self.config.goal).square() * count, count)}
+
+        return loss
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch, without_tensorboard: None) -> RunConfig:
+    monkeypatch.setitem(METHODS, "toy", Method(policy=Toy, config=ToyConfig, summary="two phases"))
+    base = tiny("vanilla", train__epochs=4, train__lr=0.1, train__weight_decay=0.0)
+    return dataclasses.replace(base, method_name="toy", method=ToyConfig())
+
+
+def test_phases_train_one_after_the_other_with_their_own_losses(toy: RunConfig, tmp_path: Path) -> None:
+    run = train(toy, tmp_path, device="cpu")
+    rows = run.rows("metrics.jsonl")
+    assert [row["epoch"] for row in rows] == list(range(1, 9))
+    assert [row["phase"] for row in rows] == ["first"] * 4 + ["second"] * 4
+    losses = [{name: value for name, value in row.items() if name.startswith("loss/")} for row in rows]
+    assert [list(loss) for loss in losses] == [["loss/a"]] * 4 + [["loss/b"]] * 4
+    assert losses[0]["loss/a"] == losses[4]["loss/b"] == 1.0  # (0 - goal)²
+    steps = [loss["loss/a"] for loss in losses[:4]]
+    assert steps == sorted(steps, reverse=True)
+    weights = last_weights(run)
+    assert weights["a"].item() == pytest.approx(0.4, abs=0.01)  # four Adam steps of 0.1
+    assert weights["a"] == weights["b"]  # the second phase left a alone, and b had the same way to go
+    assert "validation/accuracy" in rows[3]
+    assert "validation/accuracy" in rows[7]
+
+
+def test_the_saved_policy_is_the_best_of_the_last_phase(
+    toy: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged(monkeypatch, 0.9, 0.8, 0.1, 0.2)  # the first phase looks better, and is not what was asked for
+    weights = saved_weights(train(toy, tmp_path, device="cpu"))
+    assert weights["b"].item() == pytest.approx(0.4, abs=0.01)
+
+
+def test_patience_is_counted_in_each_phase(toy: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = override(toy, {"train.epochs": 9, "train.validate_every": 1, "train.patience": 2})
+    judged(monkeypatch, 0.5, 0.6, 0.1, 0.1, 0.4, 0.3, 0.3)
+    rows = train(config, tmp_path, device="cpu").rows("metrics.jsonl")
+    assert [row["phase"] for row in rows] == ["first"] * 4 + ["second"] * 3
+
+
+def test_a_crash_between_phases_changes_no_number(
+    toy: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = numbers(train(toy, tmp_path / "whole", device="cpu").path)
+    for event in range(4, 24):
+        folder = tmp_path / f"{event}"
+        with monkeypatch.context() as patch:
+            crash_at(event, patch)
+            try:
+                train(toy, folder, device="cpu")
+            except Crash:
+                train(toy, folder, resume=True, device="cpu")
+        assert numbers(folder) == whole, f"crash before write {event}"
+
+
+# ---------------------------------------------------------------- TensorBoard
+
+
+def test_tensorboard_shows_what_was_logged(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = train(tiny(), tmp_path, device="cpu")
+    events = EventAccumulator(str(run.file("tensorboard"))).Reload()
+    rows = run.rows("metrics.jsonl")
+    shown = [(event.step, event.value) for event in events.Scalars("loss/imitation")]
+    assert shown == [(row["epoch"], pytest.approx(row["loss/imitation"])) for row in rows]
+    judged_at = [event.step for event in events.Scalars("validation/accuracy")]
+    assert judged_at == [2, 4]
+
+
+@pytest.mark.usefixtures("without_tensorboard")
+def test_without_tensorboard_nothing_is_missing_but_its_folder(tmp_path: Path) -> None:
+    run = train(tiny(), tmp_path, device="cpu")
+    assert not run.file("tensorboard").exists()
+    assert len(run.rows("metrics.jsonl")) == 4
