@@ -157,6 +157,26 @@ def test_what_is_given_is_never_written_to(lag: int) -> None:
         assert torch.equal(action, torch.eye(4)[:2])
 
 
+@pytest.mark.parametrize(("streams", "fresh"), [(None, [0, 1]), (1, [1]), ([0], [0]), ([False, True], [1]), ([], [])])
+def test_streams_restart_by_number_or_mask(streams: object, fresh: list[int]) -> None:
+    session, obs = (
+        Session(build_random("uat", SPECS["vector-weights"], dtype=torch.float32), streams=2),
+        torch.ones(2, 5),
+    )
+    start = session.act(obs)
+    session.act(obs, reward=[1.0, -1.0])
+    session.restart(streams)
+    again = session.act(obs, reward=[0.5, 0.5])
+    assert [i for i in range(2) if torch.equal(again[i], start[i])] == fresh
+
+
+@pytest.mark.parametrize("streams", [2, -1, [0.5], "a", [True]])
+def test_a_stream_that_is_not_there_cannot_restart(streams: object) -> None:
+    session = Session(build_random("uat", SPECS["vector-weights"], dtype=torch.float32), streams=2)
+    with pytest.raises(ValueError, match="restart: "):
+        session.restart(streams)
+
+
 def test_answers_are_the_callers_to_keep() -> None:
     policy, obs = build_random("uat", SPECS["vector-weights"], dtype=torch.float32), torch.ones(1, 5)
     session, untouched = Session(policy), Session(policy)

@@ -77,11 +77,15 @@ class Session:
         return self._last.clone()
 
     def restart(self, streams: Array | None = None) -> None:
-        """Some streams (all, if none are named) begin a new episode with their next step."""
+        """Some streams (their numbers, or a mask; all, if none are named) begin a new episode with their next step."""
         chosen = np.arange(self.streams) if streams is None else np.atleast_1d(np.asarray(streams))
+        if chosen.dtype == bool and chosen.shape == (self.streams,):
+            chosen = np.flatnonzero(chosen)
+        if not np.issubdtype(chosen.dtype, np.integer) and chosen.size:
+            raise ValueError(f"restart: expected stream numbers or a mask of {self.streams} booleans, got {streams!r}")
         if chosen.size and (chosen.min() < 0 or chosen.max() >= self.streams):
             raise ValueError(f"restart: streams must lie in [0, {self.streams}), got {chosen.tolist()}")
-        self._fresh[chosen] = True
+        self._fresh[chosen.astype(np.int64)] = True
 
     def _delayed(self, earned_B: Tensor, first_B: Tensor) -> Tensor:
         """The reward channel of this step, as the clock defines it: late by the lag, and scaled."""
