@@ -27,7 +27,6 @@ from uat.types import (
     masked_mean,
     masked_sum,
     nothing,
-    past,
     shift,
 )
 
@@ -87,7 +86,7 @@ def test_to_moves_every_tensor() -> None:
 
 
 @given(steps=st.integers(1, 6), lag=st.integers(0, 9), ids=st.booleans(), wide=st.booleans())
-def test_shift_is_past_at_every_step(steps: int, lag: int, ids: bool, wide: bool) -> None:
+def test_shift_tells_what_was(steps: int, lag: int, ids: bool, wide: bool) -> None:
     """Also where the lag is longer than the episode."""
     shape = (2, steps, 3) if wide else (2, steps)
     x = torch.arange(1, 1 + 6 * steps)[: 2 * steps * (3 if wide else 1)].view(shape)
@@ -95,13 +94,14 @@ def test_shift_is_past_at_every_step(steps: int, lag: int, ids: bool, wide: bool
     shifted = shift(x, lag)
     assert (shifted.shape, shifted.dtype) == (x.shape, x.dtype)
     for t in range(steps):
-        assert torch.equal(shifted[:, t], past(x, t, lag))
+        expected = x[:, t - lag] if t >= lag else torch.full_like(x[:, t], -1 if ids else 0)
+        assert torch.equal(shifted[:, t], expected)
 
 
 def test_past_by_hand() -> None:
     ids, numbers = torch.tensor([[5, 6, 7]]), torch.tensor([[0.5, 0.6, 0.7]])
-    assert [past(ids, t, 1).item() for t in range(3)] == [NO_ACTION, 5, 6]
-    assert [past(numbers, t, 2).item() for t in range(3)] == pytest.approx([0, 0, 0.5])
+    assert shift(ids, 1)[0].tolist() == [NO_ACTION, 5, 6]
+    assert shift(numbers, 2)[0].tolist() == pytest.approx([0, 0, 0.5])
     assert (nothing(ids), nothing(numbers)) == (-1, 0)
 
 
@@ -112,14 +112,17 @@ def test_clock_tells_the_past_and_nothing_else(spec: Spec, lag: int) -> None:
     batch = clock.batch(trajectory)
     for name in ("obs", "target", "valid"):
         assert torch.equal(getattr(batch, name), getattr(trajectory, name)), name
+    history = clock.begin(spec.no_action(3)) if lag else None  # logs are never played
     for t in range(spec.horizon):
-        step = clock.step(t, trajectory.obs[:, t], trajectory.action, trajectory.reward)
-        for told in (step.prev_action, batch.prev_action[:, t]):
+        step = history.step(trajectory.obs[:, t]) if history else None
+        for told in (batch.prev_action[:, t], *([step.prev_action] if step else [])):
             nothing_yet = torch.full_like(told, 0 if isinstance(spec.action, Weights) else NO_ACTION)
             assert torch.equal(told, nothing_yet if t == 0 else trajectory.action[:, t - 1])
-        for told in (step.prev_reward, batch.prev_reward[:, t]):
+        for told in (batch.prev_reward[:, t], *([step.prev_reward] if step else [])):
             assert torch.equal(told, torch.zeros(3) if t < lag else 2.0 * trajectory.reward[:, t - lag])
-        assert step.first.tolist() == [t == 0] * 3
+        if step and history:
+            assert step.first.tolist() == [t == 0] * 3
+            history.add(trajectory.action[:, t], trajectory.reward[:, t])
 
 
 @every_spec

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uat.types import Agent, Discrete, Noise, Simulator, Spec, Trajectory, nothing
+from uat.types import Agent, Discrete, Noise, Simulator, Spec, Trajectory
 
 
 def choose(logits_BA: Tensor, spec: Spec, gumbel_BA: Tensor | None = None) -> Tensor:
@@ -35,41 +35,26 @@ def rollout(
     world, obs = simulator.reset(noise)
     streams, device = obs.shape[0], obs.device
     state = agent.init_state(streams, spec.horizon, device) if agent else None
-    action_BT, reward_BT = _blank_feedback(spec, streams, device)
-    alive_B = torch.ones(streams, dtype=torch.bool, device=device)
+    history = spec.clock.begin(spec.no_action(streams, device))
     record: dict[str, list[Tensor]] = {}
-
-    def remember(**values: Tensor | None) -> None:
-        for name, value in values.items():
-            if value is not None:
-                record.setdefault(name, []).append(value)
-
     for t in range(spec.horizon):
         target, allowed, extras = simulator.expert(world), simulator.allowed(world), simulator.extras(world)
-        if agent is None:
-            action = target
-        else:
-            step = spec.clock.step(t, obs, action_BT, reward_BT, allowed)
-            logits_BA, state = agent.step(state, step)
+        action = target
+        if agent is not None:
+            logits_BA, state = agent.step(state, history.step(obs, allowed))
             action = choose(logits_BA, spec, None if gumbel_BTA is None else gumbel_BTA[:, t])
-        remember(
-            obs=obs, target=target, valid=alive_B, allowed=allowed, **{f"extras.{k}": v for k, v in extras.items()}
-        )
+        seen = {"obs": obs, "target": target, **({} if allowed is None else {"allowed": allowed})}
         world, obs, reward_B, done_B = simulator.step(world, action)
-        action_BT[:, t], reward_BT[:, t] = action, reward_B
-        remember(done=done_B & alive_B)
-        alive_B = alive_B & ~done_B
-
-    stacked = {name: torch.stack(values, dim=1) for name, values in record.items()}
-    extras = {name.removeprefix("extras."): stacked.pop(name) for name in list(stacked) if name.startswith("extras.")}
-    return Trajectory(action=action_BT, reward=reward_BT, extras=extras, **stacked)
+        history.add(action, reward_B)
+        happened = {"action": action, "reward": reward_B, "done": done_B}
+        for name, value in {**seen, **happened, **{f"extras.{k}": v for k, v in extras.items()}}.items():
+            record.setdefault(name, []).append(value)
+    return _trajectory({name: torch.stack(values, dim=1) for name, values in record.items()})
 
 
-def _blank_feedback(spec: Spec, streams: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where actions and rewards of an episode are written as they happen; nothing in them yet."""
-    reward_BT = torch.zeros(streams, spec.horizon, device=device)
-    if isinstance(spec.action, Discrete):
-        action = torch.zeros(streams, spec.horizon, dtype=torch.long, device=device)
-    else:
-        action = torch.zeros(streams, spec.horizon, spec.action.count, device=device)
-    return action.fill_(nothing(action)), reward_BT
+def _trajectory(record: dict[str, Tensor]) -> Trajectory:
+    """What was recorded; steps after an episode's end are padding."""
+    extras = {name.removeprefix("extras."): record.pop(name) for name in list(record) if name.startswith("extras.")}
+    done_BT = record.pop("done")
+    valid_BT = done_BT.int().cumsum(1) - done_BT.int() == 0
+    return Trajectory(done=done_BT & valid_BT, valid=valid_BT, extras=extras, **record)

@@ -85,6 +85,12 @@ class Spec:
         if self.reward_lag < 0:
             raise ValueError(f"Spec: reward_lag must not be negative, got {self.reward_lag}")
 
+    def no_action(self, streams: int, device: torch.device | str = "cpu") -> Tensor:
+        """What was done before the first step of each stream."""
+        if isinstance(self.action, Discrete):
+            return torch.full((streams,), NO_ACTION, device=device)
+        return torch.zeros(streams, self.action.count, device=device)
+
     @property
     def clock(self) -> Clock:
         return Clock(reward_lag=self.reward_lag, reward_scale=self.reward_scale)
@@ -183,15 +189,8 @@ class Score:
 # ---------------------------------------------------------------- the clock
 
 
-def past(x_BT: Tensor, t: int, lag: int) -> Tensor:
-    """What x was `lag` steps before t; nothing (id -1, or zero) before the start."""
-    if t >= lag:
-        return x_BT[:, t - lag]
-    return torch.full_like(x_BT[:, 0], nothing(x_BT))
-
-
 def shift(x_BT: Tensor, lag: int) -> Tensor:
-    """`past` at every t at once."""
+    """What x was `lag` steps before each t; nothing (id -1, or zero) before the start."""
     before = torch.full_like(x_BT[:, :lag], nothing(x_BT))
     return torch.cat([before, x_BT], dim=1)[:, : x_BT.shape[1]]
 
@@ -210,7 +209,7 @@ def nothing(x: Tensor) -> int:
 class Clock:
     """The only place where feedback is shifted, delayed and scaled.
 
-    `batch` serves training and `step` serves acting; a test holds them equal.
+    `batch` serves training and `begin` serves acting; a test holds them equal.
     """
 
     reward_lag: int = 1
@@ -229,15 +228,36 @@ class Clock:
             extras=trajectory.extras,
         )
 
-    def step(self, t: int, obs: Tensor, action_BT: Tensor, reward_BT: Tensor, allowed: Tensor | None = None) -> Step:
-        """What is known at t, from the actions and rewards recorded so far."""
-        return Step(
-            obs=obs,
-            prev_action=past(action_BT, t, 1),
-            prev_reward=past(reward_BT, t, self.reward_lag) * self.reward_scale,
-            first=torch.full((obs.shape[0],), t == 0, dtype=torch.bool, device=obs.device),
-            allowed=allowed,
-        )
+    def begin(self, no_action_B: Tensor) -> History:
+        """The feedback of B episodes that start now."""
+        no_reward_B = torch.zeros(no_action_B.shape[0], device=no_action_B.device)
+        return History(clock=self, actions=[no_action_B], rewards=[no_reward_B] * self.reward_lag)
+
+
+@dataclass(slots=True, kw_only=True)
+class History:
+    """Feedback as it comes in, told when the clock says so. Entry t of each list is what step t is told."""
+
+    clock: Clock
+    actions: list[Tensor]
+    rewards: list[Tensor]
+    starts: tuple[Tensor, Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        never_B = torch.zeros_like(self.actions[0].reshape(len(self.actions[0]), -1)[:, 0], dtype=torch.bool)
+        self.starts = (~never_B, never_B)
+
+    def step(self, obs: Tensor, allowed: Tensor | None = None) -> Step:
+        """What is known now."""
+        t = len(self.actions) - 1
+        told = {"prev_action": self.actions[t], "prev_reward": self.rewards[t]}
+        return Step(obs=obs, first=self.starts[min(t, 1)], allowed=allowed, **told)
+
+    def add(self, action: Tensor, reward_B: Tensor) -> None:
+        """What was done now, and what it earned."""
+        scale = self.clock.reward_scale
+        self.actions.append(action)
+        self.rewards.append(reward_B if scale == 1 else reward_B * scale)
 
 
 # ---------------------------------------------------------------- sums over real steps

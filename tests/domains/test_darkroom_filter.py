@@ -124,11 +124,11 @@ def filter_posterior(config: DarkRoomConfig, trajectory: Trajectory) -> Tensor:
     """(B, T, A) what the filter answers along these episodes."""
     agent = DarkRoomFilter(config)
     state = agent.init_state(len(trajectory.obs), config.horizon, "cpu")
-    posterior = []
+    posterior, history = [], config.spec.clock.begin(config.spec.no_action(len(trajectory.obs)))
     for t in range(config.horizon):
-        step = config.spec.clock.step(t, trajectory.obs[:, t], trajectory.action, trajectory.reward)
-        logits, state = agent.step(state, step)
+        logits, state = agent.step(state, history.step(trajectory.obs[:, t]))
         posterior.append(logits.exp())
+        history.add(trajectory.action[:, t], trajectory.reward[:, t])
     return torch.stack(posterior, dim=1)
 
 

@@ -40,7 +40,7 @@ class Session:
         self._state = policy.init_state(streams, self.capacity, self.device)
         self._steps = np.zeros(streams, dtype=np.int64)
         self._fresh = np.ones(streams, dtype=bool)
-        self._last = self._no_action()
+        self._last = self.spec.no_action(self.streams)
         self._rewards: deque[Tensor] = deque(maxlen=max(1, self.spec.reward_lag))
 
     @torch.no_grad()
@@ -66,7 +66,7 @@ class Session:
         may = None if allowed is None else self._check_allowed(allowed)
 
         first_like = first.view(-1, *[1] * (done.dim() - 1))
-        done = torch.where(first_like, self._no_action(), done)
+        done = torch.where(first_like, self.spec.no_action(self.streams), done)
         step = Step(obs=seen, prev_action=done, prev_reward=self._delayed(earned, first), first=first, allowed=may).to(
             self.device
         )
@@ -97,11 +97,6 @@ class Session:
         kept = [old_B.masked_fill(first_B, 0.0) for old_B in self._rewards]
         self._rewards = deque([*kept, earned_B], maxlen=self._rewards.maxlen)
         return (self._rewards[0] if lag > 0 else earned_B) * self.spec.reward_scale
-
-    def _no_action(self) -> Tensor:
-        if isinstance(self.spec.action, Discrete):
-            return torch.full((self.streams,), -1)
-        return torch.zeros(self.streams, self.spec.action.count)
 
     # ------------------------------------------------------------ what comes in
 

@@ -31,7 +31,7 @@ class Player:
 
     def play(self, episode_ids: Tensor, seed: int) -> Trajectory:
         """One episode per id. On CUDA the next call with as many ids writes over the result."""
-        noise = self.noise(episode_ids.to(self.device), seed)
+        noise = self.noise(episode_ids, seed)
         if self.device.type != "cuda":
             return self._rollout(noise)
         if self.captured is None or len(episode_ids) != len(next(iter(self.inputs.values()))):
@@ -45,7 +45,7 @@ class Player:
         noise = self.simulator.noise(episode_ids, seed)
         spec = self.simulator.spec
         if self.sampled and isinstance(spec.action, Discrete):
-            flat = gumbel(seed, "actions", episode_ids, spec.horizon * spec.action.count)
+            flat = gumbel(seed, "actions", episode_ids.to(self.device), spec.horizon * spec.action.count)
             noise["actions"] = flat.view(-1, spec.horizon, spec.action.count).float()
         return noise
 

@@ -23,15 +23,20 @@ EPISODES_PER_BLOCK = 6
 UNIT_MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
 
 
-def goals(schedule: Schedule, size: int, seed: int, world_B: Tensor, index_B: Tensor, shifts: int) -> Tensor:
-    """(B, 1 + shifts) goal cells of the index-th episode of each world: at its start and after each shift in it."""
+def goals(
+    schedule: Schedule, size: int, seed: int, world_B: Tensor, index_B: Tensor, shifts: int, furthest: int
+) -> Tensor:
+    """(B, 1 + shifts) goal cells of the index-th episode of each world: at its start and after each shift in it.
+
+    furthest: the largest index, known on the host.
+    """
     stage_B = index_B // EPISODES_PER_BLOCK if schedule == "abrupt" else index_B
+    stages = (furthest // EPISODES_PER_BLOCK if schedule == "abrupt" else furthest) + shifts
     stage_BK = stage_B[:, None] + torch.arange(1 + shifts, device=index_B.device)
     if schedule == "gradual":
-        return _walk(size, seed, world_B, stage_BK)
+        return _walk(size, seed, world_B, stage_BK, stages)
     if schedule == "abrupt":
-        blocks = int(stage_BK.max()) + 1
-        return integers(seed, "darkroom.goal.abrupt", world_B, blocks, below=size**2).gather(1, stage_BK)
+        return integers(seed, "darkroom.goal.abrupt", world_B, stages + 1, below=size**2).gather(1, stage_BK)
     waypoints = waypoint_cells(size).to(index_B.device)
     phase_B1 = integers(seed, "darkroom.goal.phase", world_B, 1, below=len(waypoints))
     return waypoints[(stage_BK + phase_B1) % len(waypoints)]
@@ -68,10 +73,10 @@ def waypoint_cells(size: int) -> Tensor:
     return torch.tensor([row * size + column for row, column in ((near, near), (near, far), (far, far), (far, near))])
 
 
-def _walk(size: int, seed: int, world_B: Tensor, stage_BK: Tensor) -> Tensor:
+def _walk(size: int, seed: int, world_B: Tensor, stage_BK: Tensor, stages: int) -> Tensor:
     """Goals of a random walk between mirrors: the free walk, folded. The n-th move of a world never changes."""
     start_B2 = integers(seed, "darkroom.goal.start", world_B, 2, below=2 * (size - 1))
-    move = integers(seed, "darkroom.goal.move", world_B, int(stage_BK.max()), below=len(UNIT_MOVES))
+    move = integers(seed, "darkroom.goal.move", world_B, stages, below=len(UNIT_MOVES))
     step_BN2 = torch.tensor(UNIT_MOVES, device=world_B.device)[move]
     path = torch.cat([start_B2[:, None], step_BN2], dim=1).cumsum(1)
     return _fold(path, size).gather(1, stage_BK)

@@ -10,7 +10,7 @@ Axes: B worlds, C cells of the agent and G cells of the goal (row * size + colum
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, Self, get_args
 
@@ -76,6 +76,8 @@ class Grid(TensorFields):
     """3x3 mask around the cell, row by row: 1 outside the room."""
     distance_CG: Tensor
     """Manhattan distance."""
+    obs_2CGO: Tensor
+    """What is observed while the cue would be silent, and while it would fire: the wall mask, then the cue."""
 
     @classmethod
     def build(cls, size: int, tie_break: TieBreak) -> Self:
@@ -94,13 +96,17 @@ class Grid(TensorFields):
 
         around = torch.tensor([-1, 0, 1])
         row_CO, column_CO = row_C[:, None] + around.repeat_interleave(3), column_C[:, None] + around.repeat(3)
+        walls_CO = ((row_CO < 0) | (row_CO >= size) | (column_CO < 0) | (column_CO >= size)).float()
+        cue_2CG = torch.stack([torch.zeros_like(distance_CG), distance_CG <= CUE_REACH]).float()
+        walls_2CGO = walls_CO[None, :, None].expand(2, -1, size**2, -1)
         return cls(
             next_AC=next_AC,
             reward_ACG=reward_ACG.float(),
             optimal_ACG=optimal_ACG,
             expert_2CG=_expert(down_CG, right_CG, tie_break),
-            walls_CO=((row_CO < 0) | (row_CO >= size) | (column_CO < 0) | (column_CO >= size)).float(),
+            walls_CO=walls_CO,
             distance_CG=distance_CG,
+            obs_2CGO=torch.cat([walls_2CGO, cue_2CG[..., None]], dim=-1),
         )
 
 
@@ -120,8 +126,15 @@ def _expert(down_CG: Tensor, right_CG: Tensor, tie_break: TieBreak) -> Tensor:
 @dataclass(frozen=True, slots=True)
 class World:
     position_B: Tensor
-    noise: Noise
-    t: int
+    goal_BK: Tensor
+    """The goal at the start and after each shift."""
+    fires_BT: Tensor
+    """1 where the cue fires if the goal is near."""
+    coin_BT: Tensor
+    """Which of two optimal moves the expert takes."""
+    ended_B: Tensor
+    """False everywhere: no episode ends before the horizon."""
+    t: int = 0
 
 
 class DarkRoomSimulator:
@@ -135,7 +148,10 @@ class DarkRoomSimulator:
 
     def noise(self, episode_ids: Tensor, seed: int) -> Noise:
         c, ids_B = self.config, episode_ids.to(self.device)
-        goal_BK = goals(c.schedule, c.size, seed, ids_B % c.num_worlds, ids_B // c.num_worlds, len(c.shift_steps))
+        furthest = int(episode_ids.max()) // c.num_worlds  # ids on the host cost no waiting
+        goal_BK = goals(
+            c.schedule, c.size, seed, ids_B % c.num_worlds, ids_B // c.num_worlds, len(c.shift_steps), furthest
+        )
         other_B = integers(seed, "darkroom.start", ids_B, 1, below=c.size**2 - 1)[:, 0]
         return {
             "goal": goal_BK,
@@ -145,30 +161,33 @@ class DarkRoomSimulator:
         }
 
     def reset(self, noise: Noise) -> tuple[World, Tensor]:
-        world = World(noise["start"], noise, t=0)
+        world = World(
+            position_B=noise["start"],
+            goal_BK=noise["goal"],
+            fires_BT=(noise["cue"] < CUE_CHANCE).long(),
+            coin_BT=(noise["tie"] >= 0.5).long(),
+            ended_B=torch.zeros_like(noise["start"], dtype=torch.bool),
+        )
         return world, self._observe(world)
 
     def expert(self, world: World) -> Tensor:
-        coin_B = (world.noise["tie"][:, world.t] >= 0.5).long()
-        return self.grid.expert_2CG[coin_B, world.position_B, self._goal(world)]
+        return self.grid.expert_2CG[world.coin_BT[:, world.t], world.position_B, self._goal(world)]
 
     def allowed(self, world: World) -> None:
         return None
 
     def step(self, world: World, action: Tensor) -> tuple[World, Tensor, Tensor, Tensor]:
         reward_B = self.grid.reward_ACG[action, world.position_B, self._goal(world)]
-        after = World(self.grid.next_AC[action, world.position_B], world.noise, world.t + 1)
-        done_B = torch.full_like(action, after.t == self.spec.horizon, dtype=torch.bool)
+        after = replace(world, position_B=self.grid.next_AC[action, world.position_B], t=world.t + 1)
+        done_B = ~world.ended_B if after.t == self.spec.horizon else world.ended_B
         return after, self._observe(after), reward_B, done_B
 
     def extras(self, world: World) -> dict[str, Tensor]:
         return {"position": world.position_B, "goal": self._goal(world)}
 
     def _goal(self, world: World) -> Tensor:
-        return world.noise["goal"][:, bisect_right(self.config.shift_steps, world.t)]
+        return world.goal_BK[:, bisect_right(self.config.shift_steps, world.t)]
 
     def _observe(self, world: World) -> Tensor:
         """(B, 10) wall mask and cue."""
-        near_B = self.grid.distance_CG[world.position_B, self._goal(world)] <= CUE_REACH
-        cue_B = near_B & (world.noise["cue"][:, world.t] < CUE_CHANCE)
-        return torch.cat([self.grid.walls_CO[world.position_B], cue_B[:, None].float()], dim=1)
+        return self.grid.obs_2CGO[world.fires_BT[:, world.t], world.position_B, self._goal(world)]
