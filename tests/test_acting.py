@@ -52,7 +52,7 @@ class Countdown:
         after, over_B = Clockwork(world.t + 1, world.ends_B), world.t - world.ends_B
         return after, self._observe(after), 10.0 * world.t + index, (over_B >= 0) & (over_B % 2 == 0)
 
-    def extras(self, world: Clockwork) -> dict[str, Tensor]:
+    def facts(self, world: Clockwork) -> dict[str, Tensor]:
         return {"ends": world.ends_B}
 
     def _observe(self, world: Clockwork) -> Tensor:
@@ -117,7 +117,7 @@ def test_trajectory_by_hand() -> None:
     assert (trajectory.action == 2).all()
     assert trajectory.reward[3].tolist() == [2, 12, 22, 32, 42]
     assert trajectory.target[1].tolist() == [1, 2, 0, 1, 2]
-    assert trajectory.extras["ends"][:, 0].tolist() == [0, 1, 2, 3, 4]
+    assert trajectory.facts["ends"][:, 0].tolist() == [0, 1, 2, 3, 4]
     assert trajectory.allowed is None
 
 

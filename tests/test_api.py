@@ -10,6 +10,7 @@ from typing import Any
 import uat
 
 PUBLIC = [
+    "DOMAINS",
     "METHODS",
     "UAT",
     "Assets",
@@ -30,10 +31,12 @@ PUBLIC = [
     "VanillaConfig",
     "Vector",
     "Weights",
+    "episodes",
     "evaluate",
     "load",
     "override",
     "recipe",
+    "save",
     "train",
 ]
 """A name that leaves this list breaks somebody's code; a name that joins it is kept for good."""

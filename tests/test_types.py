@@ -69,9 +69,9 @@ def test_metrics_know_their_direction() -> None:
 
 def test_map_reaches_every_tensor_and_leaves_the_rest() -> None:
     trajectory = random_trajectory(SPECS["vector-discrete"])
-    trajectory.extras = {"goal": torch.ones(3, 7)}
+    trajectory.facts = {"goal": torch.ones(3, 7)}
     cut = trajectory.map(lambda x: x[:2])
-    assert (cut.obs.shape, cut.valid.shape, cut.extras["goal"].shape) == ((2, 7, 5), (2, 7), (2, 7))
+    assert (cut.obs.shape, cut.valid.shape, cut.facts["goal"].shape) == ((2, 7, 5), (2, 7), (2, 7))
     assert cut.allowed is None
     assert trajectory.obs.shape == (3, 7, 5)
 
@@ -94,7 +94,7 @@ def test_shift_tells_what_was(steps: int, lag: int, ids: bool, wide: bool) -> No
     shifted = shift(x, lag)
     assert (shifted.shape, shifted.dtype) == (x.shape, x.dtype)
     for t in range(steps):
-        expected = x[:, t - lag] if t >= lag else torch.full_like(x[:, t], -1 if ids else 0)
+        expected = x[:, t - lag] if t >= lag else torch.full_like(x[:, t], -1 if ids and not wide else 0)
         assert torch.equal(shifted[:, t], expected)
 
 

@@ -38,7 +38,7 @@ def rollout(
     history = spec.clock.begin(spec.no_action(streams, device))
     record: dict[str, list[Tensor]] = {}
     for t in range(spec.horizon):
-        target, allowed, extras = simulator.expert(world), simulator.allowed(world), simulator.extras(world)
+        target, allowed, facts = simulator.expert(world), simulator.allowed(world), simulator.facts(world)
         action = target
         if agent is not None:
             logits_BA, state = agent.step(state, history.step(obs, allowed))
@@ -47,14 +47,14 @@ def rollout(
         world, obs, reward_B, done_B = simulator.step(world, action)
         history.add(action, reward_B)
         happened = {"action": action, "reward": reward_B, "done": done_B}
-        for name, value in {**seen, **happened, **{f"extras.{k}": v for k, v in extras.items()}}.items():
+        for name, value in {**seen, **happened, **{f"facts.{k}": v for k, v in facts.items()}}.items():
             record.setdefault(name, []).append(value)
     return _trajectory({name: torch.stack(values, dim=1) for name, values in record.items()})
 
 
 def _trajectory(record: dict[str, Tensor]) -> Trajectory:
     """What was recorded; steps after an episode's end are padding."""
-    extras = {name.removeprefix("extras."): record.pop(name) for name in list(record) if name.startswith("extras.")}
+    facts = {name.removeprefix("facts."): record.pop(name) for name in list(record) if name.startswith("facts.")}
     done_BT = record.pop("done")
     valid_BT = done_BT.int().cumsum(1) - done_BT.int() == 0
-    return Trajectory(done=done_BT & valid_BT, valid=valid_BT, extras=extras, **record)
+    return Trajectory(done=done_BT & valid_BT, valid=valid_BT, facts=facts, **record)

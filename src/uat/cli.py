@@ -151,11 +151,19 @@ def run_demo(args: list[str]) -> None:
     print(f"page: {page}", file=sys.stderr)
 
 
+def run_bench(args: list[str]) -> None:
+    from uat.bench.options import Bench
+    from uat.bench.report import report
+
+    report(parse(Bench, args, "uat bench"))
+
+
 VERBS: dict[str, Callable[[list[str]], None]] = {
     "list": run_list,
     "train": run_train,
     "evaluate": run_evaluate,
     "demo": run_demo,
+    "bench": run_bench,
 }
 
 USAGE = """usage: uat COMMAND [OPTIONS]
@@ -164,6 +172,7 @@ USAGE = """usage: uat COMMAND [OPTIONS]
   uat train DOMAIN --method NAME [--preset P] ...  train a policy into a run folder
   uat evaluate RUN... [--json]                     score trained policies beside the Bayes filter
   uat demo [--out DIR]                             Vanilla and UAT on DarkRoom, and a page to look at
+  uat bench [--cases ...] [--json] [--plot FILE]   speed of every path beside its slow twin and its peers
 
 `uat COMMAND --help` explains every option."""
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from uat.domains import DOMAINS
 from uat.methods import METHODS
-from uat.types import Assets, Discrete, Items, Spec, Vector, Weights
+from uat.types import Assets, Discrete, Items, Spec, Vector, Weights, check_choices
 
 PRESETS = ("smoke", "quick", "paper")
 Precision = Literal["fp64", "fp32", "tf32"]
@@ -51,6 +51,7 @@ class TrainConfig:
     """Arithmetic: tf32 lets a GPU round the inputs of matrix products; fp64 is for checking."""
 
     def __post_init__(self) -> None:
+        check_choices(self)
         for name in ("epochs", "batch_size", "validate_every", "validation_episodes", "patience"):
             if getattr(self, name) < 1:
                 raise ValueError(f"train.{name}={getattr(self, name)} must be at least 1")
@@ -93,11 +94,25 @@ class RunConfig:
         return DOMAINS[self.domain_name].build(self.domain)
 
     def identity(self) -> str:
-        """Names the run: the hash of its config and the method's revision, not of where or on what it runs."""
-        revision = METHODS[self.method_name].policy.revision
-        plain = to_json(run_config_from_json(to_json(self)))  # 1 and 1.0 are the same setting
-        text = json.dumps({"config": plain, "revision": revision}, sort_keys=True)
+        """Names the run: the hash of what its config changes, of the method's and the domain's revision.
+
+        Not of where or on what it runs; and a setting that is added later, at its default, renames no run.
+        """
+        plain = run_config_from_json(to_json(self))  # 1 and 1.0 are the same setting
+        changed = {name: changes(getattr(plain, name)) for name in SECTIONS}
+        revisions = [METHODS[self.method_name].policy.revision, DOMAINS[self.domain_name].revision]
+        what = [self.domain_name, self.method_name, self.preset, self.seed, changed, revisions]
+        text = json.dumps(what, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+SECTIONS = ("domain", "method", "train", "evaluation")
+
+
+def changes(section: Any) -> dict[str, Any]:
+    """The fields that are not at their defaults."""
+    default = type(section)()
+    return {name: value for name, value in to_json(section).items() if value != to_json(getattr(default, name))}
 
 
 FIXED = ("domain_name", "method_name", "preset")
@@ -109,7 +124,7 @@ def override(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     for name, value in changes.items():
         if name in FIXED:
             raise ValueError(f"{name} cannot be overridden: it chose the other settings; compose another recipe")
-        if name in ("domain", "method", "train", "evaluation"):
+        if name in SECTIONS:
             inner = next(iter(field_types(type(getattr(config, name)))))
             raise ValueError(f"{name!r} is a section; set one of its fields, such as {name}.{inner}")
         known = setting_names(config)
@@ -162,7 +177,7 @@ def to_json(value: Any) -> Any:
 
 
 def run_config_from_json(data: Mapping[str, Any]) -> RunConfig:
-    """The inverse of `to_json`; every field must be there, none may be unknown, and types must fit."""
+    """The inverse of `to_json`; a setting that is absent has its default, none may be unknown, and types must fit."""
     sections = {"train": TrainConfig, "evaluation": EvaluationConfig}
     try:
         sections["domain"] = DOMAINS[lookup("domain", data["domain_name"], DOMAINS)].config
@@ -180,9 +195,10 @@ def from_json(kind: type[Any], data: Any, where: str) -> Any:
     dot = f"{where}." if where else ""
     if unknown := sorted(data.keys() - hints.keys()):
         raise ValueError(f"unknown field {dot}{unknown[0]}{suggestion(unknown[0], hints)}")
-    if missing := sorted(hints.keys() - data.keys()):
+    optional = {item.name for item in dataclasses.fields(kind) if item.default is not dataclasses.MISSING}
+    if missing := sorted(hints.keys() - data.keys() - optional):
         raise ValueError(f"the field {dot}{missing[0]} is missing")
-    return kind(**{name: checked(data[name], hint, dot + name) for name, hint in hints.items()})
+    return kind(**{name: checked(data[name], hint, dot + name) for name, hint in hints.items() if name in data})
 
 
 def field_types(kind: type[Any]) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class Run:
     config: RunConfig
 
     @staticmethod
-    def create(config: RunConfig, path: Path | str, *, resume: bool = False) -> Run:
+    def create(config: RunConfig, path: Path | str, *, resume: bool = False, device: torch.device | str = "cpu") -> Run:
         """Take a folder for this run. A folder that holds another run is never touched."""
         run = Run(Path(path), config)
         if run.path.exists() and not run.path.is_dir():
@@ -56,7 +56,7 @@ class Run:
                 raise RunError(f"{run.path} holds other files; choose an empty or new folder with --out")
             run.path.mkdir(parents=True, exist_ok=True)
             run.write_json("config.json", to_json(config))
-            run.write_json("manifest.json", manifest())
+            run.write_json("manifest.json", manifest(device))
             return run
         other = Run.open(run.path)
         if other.config.identity() != config.identity():
@@ -226,11 +226,11 @@ def fit_weights(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
 # ---------------------------------------------------------------- where numbers come from
 
 
-def manifest() -> dict[str, Any]:
+def manifest(device: torch.device | str = "cpu") -> dict[str, Any]:
     """What made the numbers: for a reader, not for the run's identity."""
     from uat import __version__
 
-    cuda = torch.cuda.is_available()
+    cuda = torch.device(device).type == "cuda"
     return {
         "version": __version__,
         "commit": commit(),
@@ -246,9 +246,12 @@ def manifest() -> dict[str, Any]:
 def commit() -> str | None:
     """The commit of the checkout that the package runs from, if it is one."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        here = Path(__file__).parent
-        done = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, timeout=5, check=True
-        )
-        return done.stdout.strip()
+        own = Path(__file__)  # installed inside somebody's checkout, it is not tracked there
+
+        def git(*args: str) -> str:
+            command = ["git", "-C", str(own.parent), *args]
+            return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+
+        git("ls-files", "--error-unmatch", own.name)
+        return git("describe", "--always", "--abbrev=40", "--dirty")
     return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -19,6 +19,15 @@ NO_ACTION = -1
 
 
 # ---------------------------------------------------------------- what a decision problem looks like
+
+
+def check_choices(config: Any) -> None:
+    """Refuse a value that its field's Literal does not name. Called by configs on creation."""
+    hints = get_type_hints(type(config))
+    for item in fields(config):
+        if get_origin(hints[item.name]) is Literal and getattr(config, item.name) not in get_args(hints[item.name]):
+            choices = ", ".join(map(repr, get_args(hints[item.name])))
+            raise ValueError(f"{item.name}={getattr(config, item.name)!r} must be one of {choices}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +80,7 @@ class Spec:
     """The reward channel at t carries r[t - reward_lag]: 1 for a simulator without delay, 1 + d with
     delay d; d for logs, whose interaction t is complete when the decision at t is made."""
     extras: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Per-step quantities beyond the contract that a method may ask for, with their shapes."""
+    """Facts of a step that a method may ask for, with their shapes; all other facts are hidden from methods."""
 
     def __post_init__(self) -> None:
         sizes = {
@@ -93,7 +102,7 @@ class Spec:
 
     @property
     def clock(self) -> Clock:
-        return Clock(reward_lag=self.reward_lag, reward_scale=self.reward_scale)
+        return Clock(reward_lag=self.reward_lag, reward_scale=self.reward_scale, extras=tuple(self.extras))
 
 
 # ---------------------------------------------------------------- what travels
@@ -106,6 +115,8 @@ class TensorFields:
         def apply(value: Any) -> Any:
             if isinstance(value, Tensor):
                 return f(value)
+            if isinstance(value, TensorFields):
+                return value.map(f)
             return {k: f(v) for k, v in value.items()} if isinstance(value, dict) else value
 
         return replace(self, **{item.name: apply(getattr(self, item.name)) for item in fields(self)})  # pyright: ignore[reportArgumentType]
@@ -140,7 +151,8 @@ class Trajectory(TensorFields):
     valid: Tensor
     """(B, T) True for real steps, False for padding."""
     allowed: Tensor | None = None
-    extras: dict[str, Tensor] = field(default_factory=dict)
+    facts: dict[str, Tensor] = field(default_factory=dict)
+    """What metrics need to know of each step; hidden from methods unless the spec names it among its extras."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -156,6 +168,9 @@ class Batch(TensorFields):
     start: Tensor | None = None
     """(B,) position of the first step in the policy's table; None: 0."""
     extras: dict[str, Tensor] = field(default_factory=dict)
+    """Facts that the spec shows to methods."""
+    happened: Trajectory | None = None
+    """The episodes themselves, for losses that need actions, rewards or ends. Deciding never looks at them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,9 +215,9 @@ def blank(x_BT: Tensor, valid_BT: Tensor) -> Tensor:
     return torch.where(valid_BT.view(*valid_BT.shape, *[1] * (x_BT.dim() - 2)), x_BT, nothing(x_BT))
 
 
-def nothing(x: Tensor) -> int:
-    """The value that stands for "none": -1 among ids, 0 among numbers."""
-    return 0 if x.is_floating_point() else NO_ACTION
+def nothing(x_BT: Tensor) -> int:
+    """The value that stands for "none": -1 among ids (B, T), 0 among numbers and vectors."""
+    return 0 if x_BT.is_floating_point() or x_BT.dim() > 2 else NO_ACTION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,18 +229,23 @@ class Clock:
 
     reward_lag: int = 1
     reward_scale: float = 1.0
+    extras: tuple[str, ...] = ()
+    """Facts that methods may know."""
 
     def batch(self, trajectory: Trajectory) -> Batch:
         """Padding may hold anything; a policy finds nothing there."""
-        valid = trajectory.valid
+        valid, reward_BT = trajectory.valid, trajectory.reward
+        if not reward_BT.is_floating_point():  # clicks and counts are numbers, not ids
+            reward_BT = reward_BT.float()
         return Batch(
             obs=blank(trajectory.obs, valid),
             prev_action=blank(shift(trajectory.action, 1), valid),
-            prev_reward=blank(shift(trajectory.reward, self.reward_lag), valid) * self.reward_scale,
+            prev_reward=blank(shift(reward_BT, self.reward_lag), valid) * self.reward_scale,
             target=trajectory.target,
             valid=valid,
             allowed=trajectory.allowed,
-            extras=trajectory.extras,
+            extras={name: trajectory.facts[name] for name in self.extras},
+            happened=trajectory,
         )
 
     def begin(self, no_action_B: Tensor) -> History:
@@ -330,6 +350,6 @@ class Simulator(Protocol[World]):
         """The worlds after the action, the next observation, the reward, and whether the episode ended."""
         ...
 
-    def extras(self, world: World) -> dict[str, Tensor]:
-        """What the domain's metrics need to remember of this step."""
+    def facts(self, world: World) -> dict[str, Tensor]:
+        """What the domain's metrics need to know of this step; methods see only what the spec names."""
         ...

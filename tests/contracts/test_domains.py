@@ -104,7 +104,7 @@ def test_rollouts_fit_the_spec(domain: Domain) -> None:
     if trajectory.allowed is not None:
         assert (trajectory.allowed.shape, trajectory.allowed.dtype) == ((*shape, spec.action.count), torch.bool)
     for name, inner in spec.extras.items():
-        assert trajectory.extras[name].shape == (*shape, *inner), name
+        assert trajectory.facts[name].shape == (*shape, *inner), name
 
 
 def test_rollouts_hold_legal_values(domain: Domain) -> None:
@@ -194,7 +194,7 @@ def test_padding_changes_no_metric(domain: Domain) -> None:
         clean,
         **{name: spoilt(getattr(clean, name), getattr(expert, name)) for name in ("obs", "action", "done", "target")},
         reward=spoilt(clean.reward, torch.full_like(clean.reward, torch.nan)),
-        extras={name: spoilt(value, expert.extras[name]) for name, value in clean.extras.items()},
+        facts={name: spoilt(value, expert.facts[name]) for name, value in clean.facts.items()},
     )
     assert not torch.equal(dirty.action, clean.action)
     before, after = domain.measure(clean), domain.measure(dirty)

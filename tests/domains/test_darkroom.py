@@ -124,7 +124,7 @@ def test_cue_fires_half_the_time_within_two_cells_and_never_beyond() -> None:
     noise = sim.noise(torch.arange(512), seed=10)
     random_play = gumbel(11, "play", torch.arange(512), 60 * 5).view(512, 60, 5)
     trajectory = rollout(DarkRoom(sim.config).references()["random"], sim, noise, random_play)
-    near = manhattan(trajectory.extras["position"], trajectory.extras["goal"]) <= 2
+    near = manhattan(trajectory.facts["position"], trajectory.facts["goal"]) <= 2
     cue = trajectory.obs[..., 9]
     assert cue[~near].max() == 0
     assert cue[near].mean().item() == pytest.approx(0.5, abs=0.02)
@@ -158,7 +158,7 @@ def test_goal_shifts_before_the_observation_and_after_the_reward() -> None:
     goal = cells((5, 5), (5, 9), (0, 0))[None]
     noise = scripted_noise(start=cells((5, 3)), goal=goal, horizon=6)
     trajectory = rollout(None, sim, noise)
-    assert trajectory.extras["goal"].tolist() == [goal[0, [0, 0, 1, 1, 2, 2]].tolist()]
+    assert trajectory.facts["goal"].tolist() == [goal[0, [0, 0, 1, 1, 2, 2]].tolist()]
     assert trajectory.target.tolist() == [[RIGHT, RIGHT, RIGHT, RIGHT, LEFT, LEFT]]
     assert trajectory.obs[0, :, 9].tolist() == [1, 1, 0, 0, 0, 0]  # at (5,5), t = 2: the goal has just left for (5,9)
     torch.testing.assert_close(trajectory.reward[0], torch.tensor([0.49, 2.49, 0.49, 0.49, 0.49, 0.49]))
@@ -207,7 +207,7 @@ def test_expert_takes_a_shortest_path_from_everywhere(tie_break: str) -> None:
     start, goal = torch.cartesian_prod(torch.arange(100), torch.arange(100)).unbind(1)
     sim = simulator(tie_break=tie_break, horizon=20)
     trajectory = rollout(None, sim, scripted_noise(start, goal[:, None], horizon=20))
-    away = trajectory.extras["position"] != trajectory.extras["goal"]
+    away = trajectory.facts["position"] != trajectory.facts["goal"]
     assert torch.equal(away.sum(1), breadth_first(10)[start, goal])
     assert torch.equal(away.sum(1), away.long().cumprod(1).sum(1))  # once there, it stays
 
@@ -260,7 +260,7 @@ def hand_trajectory() -> Trajectory:
         done=torch.zeros(1, 6, dtype=torch.bool),
         target=torch.tensor([[DOWN, DOWN, STAY, STAY, RIGHT, STAY]]),
         valid=torch.tensor([[True] * 5 + [False]]),
-        extras={"position": position, "goal": torch.full((1, 6), 5)},
+        facts={"position": position, "goal": torch.full((1, 6), 5)},
     )
 
 
@@ -274,9 +274,9 @@ def test_metrics_by_hand() -> None:
 @pytest.mark.parametrize(("arrives", "expected"), [(2, 1.0), (4, 0.5), (5, 2 / 6), (None, 2 / 6)])
 def test_efficiency_counts_moves_until_first_on_the_goal(arrives: int | None, expected: float) -> None:
     trajectory = hand_trajectory()  # the last step is padding: an arrival there does not count
-    trajectory.extras["position"] = torch.zeros(1, 6, dtype=torch.long)
+    trajectory.facts["position"] = torch.zeros(1, 6, dtype=torch.long)
     if arrives is not None:
-        trajectory.extras["position"][0, arrives] = 5
+        trajectory.facts["position"][0, arrives] = 5
     scores = DarkRoom(DarkRoomConfig(size=4, horizon=6)).measure(trajectory)
     assert scores["efficiency"].item() == pytest.approx(expected)
 

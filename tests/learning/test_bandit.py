@@ -46,7 +46,7 @@ class Bandit:
         never = torch.zeros(len(world), dtype=torch.bool)
         return world, torch.ones(len(world), 1), (action == world).float(), never
 
-    def extras(self, world: Tensor) -> dict[str, Tensor]:
+    def facts(self, world: Tensor) -> dict[str, Tensor]:
         return {}
 
 

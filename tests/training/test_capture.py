@@ -263,6 +263,17 @@ def test_the_check_for_waiting_works() -> None:
         x.sum().item()
 
 
+def test_a_graph_keeps_alive_what_it_reads() -> None:
+    def double() -> Captured[Tensor]:
+        x = torch.ones(1000, device=CUDA)
+        return Captured(lambda: x * 2)
+
+    captured = double()
+    others = [torch.full((1000,), 7.0, device=CUDA) for _ in range(100)]
+    assert (captured() == 2).all()
+    assert all((other == 7).all() for other in others)
+
+
 # ---------------------------------------------------------------- a whole run
 
 

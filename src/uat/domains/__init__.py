@@ -20,6 +20,8 @@ class DomainEntry:
     config: type[Any]
     tasks: tuple[str, ...]
     summary: str
+    revision: int = 1
+    """Raised when the same config starts to mean other worlds, metrics or references."""
 
 
 DOMAINS: dict[str, DomainEntry] = {

@@ -79,7 +79,7 @@ def page_data(rows: list[dict[str, Any]], runs: dict[str, Run], device: torch.de
         "title": "Does feedback reshape attention?",
         "subtitle": headline({row["method"]: row["accuracy"] for row in rows}),
         "command": f"uat demo --preset {runs['uat'].config.preset} --seed {runs['uat'].config.seed}",
-        "device": manifest()["device"] if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads",
+        "device": manifest(device)["device"] if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads",
         "version": __version__,
         "task": domain.task,
         "table": rows,
@@ -110,7 +110,7 @@ def episodes(policies: dict[str, Policy], domain: Any) -> list[dict[str, Any]]:
         attention_LBTT, gates = look_inside(policy, trajectory)
         for i, episode in enumerate(shown):
             episode["policies"][method] = {
-                **{name: trajectory.extras[name][i].tolist() for name in ("position", "goal")},
+                **{name: trajectory.facts[name][i].tolist() for name in ("position", "goal")},
                 **{name: getattr(trajectory, name)[i].tolist() for name in ("action", "target")},
                 "reward": _rounded(trajectory.reward[i]),
                 "cue": trajectory.obs[i, :, -1].int().tolist(),

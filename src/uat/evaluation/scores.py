@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from uat.config import RunConfig, to_json
-from uat.domains import split_seed
+from uat.domains import DOMAINS, split_seed
 from uat.runs import Run, RunError, load_policy, read_tensors, write_tensors
 from uat.training.playing import Player, play_all
 from uat.training.surroundings import pick_device, precision
@@ -90,7 +90,13 @@ def reference_episodes(run: Run, count: int, device: torch.device) -> dict[str, 
     """What the filter, the expert and chance score; worked out once and kept in the run folder."""
     domain, file = run.config.build_domain(), run.file("references.safetensors")
     agents: dict[str, Any] = {**domain.references(), EXPERT: None}
-    key = {"domain": run.config.domain_name, "config": to_json(run.config.domain), "episodes": count}
+    revision = DOMAINS[run.config.domain_name].revision
+    key = {
+        "domain": run.config.domain_name,
+        "config": to_json(run.config.domain),
+        "episodes": count,
+        "revision": revision,
+    }
     with contextlib.suppress(RunError, KeyError):  # none yet, or not readable: worked out anew
         kept, meta = read_tensors(file)
         if meta["key"] == key:

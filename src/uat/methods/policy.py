@@ -40,6 +40,8 @@ class Policy(nn.Module, ABC):
     """Raised when the same config starts to mean another function: old runs are then other runs."""
 
     head: Head
+    fused: bool = False
+    """Whether `step` takes the fused path; see `fuse`."""
 
     def __init__(self, spec: Spec, config: Any) -> None:
         super().__init__()
@@ -56,6 +58,10 @@ class Policy(nn.Module, ABC):
     @abstractmethod
     def step(self, state: Any, step: Step) -> tuple[Tensor, Any]:
         """Logits (B, A) of this step, and the state after it; the state that came in is consumed."""
+
+    def fuse(self) -> str | None:
+        """Let `step` take the fused path from now on; if there is none for this policy and device, why."""
+        return f"{type(self).__name__} has no fused step"
 
     def logits(self, batch: Batch) -> Tensor:
         """Logits (B, T, A) at every step; for small action sets."""

@@ -5,6 +5,8 @@ Source: "Breaking Feedback-Blindness: Utility-Augmented Transformer for Sequenti
 Differences from the paper
   1. weight-vector actions have a bias-free W_a of their own     test_no_feedback_is_vanilla
   2. the loss is averaged over real steps alone                  test_padding_never_changes_a_loss
+Choices that the paper leaves open: W^E has a bias (the published parameter count comes out so); W_a starts at N(0, 1),
+positions at N(0, 0.02²), all other weights as torch's own layers do.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from uat.methods.policy import Policy
+from uat.nn import kernels
 from uat.nn.blocks import Trace, Transformer, TransformerConfig
 from uat.nn.cache import KVCache
 from uat.nn.heads import build_head
@@ -76,10 +79,18 @@ class UAT(Policy):
         return UATState(cache, ubar_BU=cache.kv_L2BHSE.new_zeros(streams, self.config.d_utility))
 
     def step(self, state: UATState, step: Step) -> tuple[Tensor, UATState]:
+        if self.fused:
+            h_BD = kernels.fused_step(self.backbone, self.utility, step, state.cache, state.ubar_BU)
+            return self.head.logits(h_BD, step.allowed), state
         ubar_BU = state.ubar_BU.masked_fill(step.first[:, None], 0.0)
         gates, ubar_BU = self.utility.step(ubar_BU, step.prev_action, step.prev_reward)
         h_BD = self.backbone.step(step.obs, step.first, state.cache, gates)
         return self.head.logits(h_BD, step.allowed), UATState(state.cache, ubar_BU)
+
+    def fuse(self) -> str | None:
+        reason = kernels.unfit(self.backbone, self.utility)
+        self.fused = reason is None
+        return reason
 
     def trace(self, batch: Batch) -> Trace:
         return self.backbone.trace(batch.obs, self.utility(batch.prev_action, batch.prev_reward))

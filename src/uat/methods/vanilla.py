@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from uat.methods.policy import Policy
+from uat.nn import kernels
 from uat.nn.blocks import Trace, Transformer, TransformerConfig
 from uat.nn.cache import KVCache
 from uat.nn.heads import build_head
@@ -39,8 +40,17 @@ class Vanilla(Policy):
         return self.backbone.init_cache(streams, capacity)
 
     def step(self, state: KVCache, step: Step) -> tuple[Tensor, KVCache]:
-        h_BD = self.backbone.step(step.obs, step.first, state)
+        h_BD = (
+            kernels.fused_step(self.backbone, None, step, state)
+            if self.fused
+            else self.backbone.step(step.obs, step.first, state)
+        )
         return self.head.logits(h_BD, step.allowed), state
+
+    def fuse(self) -> str | None:
+        reason = kernels.unfit(self.backbone, None)
+        self.fused = reason is None
+        return reason
 
     def trace(self, batch: Batch) -> Trace:
         return self.backbone.trace(batch.obs)

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from uat.nn.attention import Attention
 from uat.nn.cache import KVCache
 from uat.nn.encoders import build_observation_encoder
+from uat.nn.kernels.linear import Linear
 from uat.nn.utility import Gates
-from uat.types import Spec
+from uat.types import Spec, check_choices
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,8 +38,8 @@ class TransformerConfig:
     """What a longer episode meets: an error, or the table's last row again and again."""
 
     def __post_init__(self) -> None:
-        sizes = ("d_model", "num_heads", "num_layers", "d_ff")
-        for name in sizes:
+        check_choices(self)
+        for name in ("d_model", "num_heads", "num_layers", "d_ff"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         if self.d_model % self.num_heads:
@@ -59,7 +60,7 @@ class Trace:
 
 class FeedForward(nn.Sequential):
     def __init__(self, d_model: int, d_ff: int) -> None:
-        super().__init__(nn.Linear(d_model, d_ff), nn.ReLU(), nn.Linear(d_ff, d_model))
+        super().__init__(Linear(d_model, d_ff), nn.ReLU(), Linear(d_ff, d_model))
 
 
 class Block(nn.Module):
@@ -105,7 +106,7 @@ class Transformer(nn.Module):
         return self.last_norm(x_BTD)
 
     def init_cache(self, streams: int, capacity: int) -> KVCache:
-        self._check_range(capacity)
+        self.check_range(capacity)
         c = self.config
         d_head = c.d_model // c.num_heads
         return KVCache.empty(
@@ -138,7 +139,7 @@ class Transformer(nn.Module):
 
     def embed(self, obs_BT: Tensor, start_B: Tensor | None = None) -> Tensor:
         length = obs_BT.shape[1]
-        self._check_range(length)
+        self.check_range(length)
         t = torch.arange(length, device=obs_BT.device)
         position = t if start_B is None else start_B[:, None] + t  # (T,) or (B, T)
         p = self.positions[position.clamp_max(self.positions.shape[0] - 1)]
@@ -149,7 +150,8 @@ class Transformer(nn.Module):
             assert isinstance(block, Block)
             yield (block, None, None) if gates is None else (block, gates.rho, gates.g[layer])
 
-    def _check_range(self, steps: int) -> None:
+    def check_range(self, steps: int) -> None:
+        """Refuse what is longer than the position table, unless its last row is to serve again and again."""
         table = self.positions.shape[0]
         if steps > table and self.config.past_table == "refuse":
             raise ValueError(

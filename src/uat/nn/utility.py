@@ -36,6 +36,7 @@ class UtilityEncoder(nn.Module):
 
     def __init__(self, spec: Spec, *, d_action: int, d_hidden: int, d_utility: int) -> None:
         super().__init__()
+        self.d_hidden = d_hidden
         self.action = build_action_encoder(spec, d_action)  # f_a
         self.mlp = nn.Sequential(
             nn.Linear(d_action + 1, d_hidden, bias=False), nn.ReLU(), nn.Linear(d_hidden, d_utility, bias=False)

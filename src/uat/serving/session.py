@@ -7,18 +7,33 @@ training decide what the policy knows.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from uat.acting import choose
+from uat.checks import Array, check_actions, check_mask, check_numbers, check_observations
 from uat.methods import Policy
-from uat.types import Assets, Discrete, Items, Step, Vector
+from uat.methods.uat import UAT
+from uat.methods.vanilla import Vanilla
+from uat.nn.kernels.cpu_step import CPUStep
+from uat.types import Agent, Step
 
-Array = Any
-"""A tensor, a numpy array, or nested lists of numbers."""
+FAST_STREAMS = 8
+"""Up to here the fast step, which takes one stream after the other, beats the cached step, which takes all at once."""
+
+
+def open_fast(policy: Policy) -> CPUStep | str:
+    """The policy's weights as they are now, ready for the fast step; or why there is none."""
+    if type(policy) not in (UAT, Vanilla):  # a subclass may compute anything
+        return f"{type(policy).__name__} has no fast step"
+    assert isinstance(policy, UAT | Vanilla)
+    try:
+        return CPUStep(policy.backbone, policy.head, policy.utility if isinstance(policy, UAT) else None)
+    except ValueError as error:
+        return str(error)
 
 
 class Session:
@@ -27,9 +42,21 @@ class Session:
     >>> session = Session(policy, streams=2)
     >>> action = session.act(obs)                       # the first step of both streams
     >>> action = session.act(obs, reward=earned)        # `earned` is what the last action brought
+
+    A few streams on a CPU take the fast step (`path` says so). It copies the weights when the session opens: open
+    another one after training on. With path="cached" the policy's own `step` plays, whatever its weights are by then.
     """
 
-    def __init__(self, policy: Policy, *, streams: int = 1, capacity: int | None = None) -> None:
+    path: Literal["fast", "cached"]
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        streams: int = 1,
+        capacity: int | None = None,
+        path: Literal["auto", "fast", "cached"] = "auto",
+    ) -> None:
         if streams < 1:
             raise ValueError(f"streams={streams} must be at least 1")
         self.policy, self.spec, self.streams = policy.eval(), policy.spec, streams
@@ -37,11 +64,25 @@ class Session:
         if self.capacity < 1:
             raise ValueError(f"capacity={capacity} must be at least 1")
         self.device = next(policy.parameters()).device
-        self._state = policy.init_state(streams, self.capacity, self.device)
+        self._agent = self._choose_path(path)
+        self.path = "cached" if self._agent is policy else "fast"
+        self._state = self._agent.init_state(streams, self.capacity, self.device)
         self._steps = np.zeros(streams, dtype=np.int64)
         self._fresh = np.ones(streams, dtype=bool)
         self._last = self.spec.no_action(self.streams)
         self._rewards: deque[Tensor] = deque(maxlen=max(1, self.spec.reward_lag))
+
+    def _choose_path(self, path: str) -> Agent[Any]:
+        if path not in ("auto", "fast", "cached"):
+            raise ValueError(f"path={path!r} must be 'auto', 'fast' or 'cached'")
+        if path == "cached" or (path == "auto" and self.streams > FAST_STREAMS):
+            return self.policy
+        fast = open_fast(self.policy)
+        if isinstance(fast, CPUStep):
+            return fast
+        if path == "fast":
+            raise ValueError(f"path='fast' is not possible: {fast}")
+        return self.policy
 
     @torch.no_grad()
     def act(
@@ -60,17 +101,17 @@ class Session:
                 f"stream {steps.argmax()} has seen {steps.max()} steps, and the session holds {self.capacity}: "
                 "restart the stream, or open the session with a larger capacity"
             )
-        seen = self._check_obs(obs)
-        earned = torch.zeros(self.streams) if reward is None else self._numbers("reward", reward, (self.streams,))
-        done = self._last if action is None else self._check_action(action)
+        seen = check_observations(obs, self.spec, (self.streams,))
+        earned = torch.zeros(self.streams) if reward is None else check_numbers("reward", reward, (self.streams,))
+        done = self._last if action is None else check_actions("action", action, self.spec, (self.streams,))
         may = None if allowed is None else self._check_allowed(allowed)
 
-        first_like = first.view(-1, *[1] * (done.dim() - 1))
-        done = torch.where(first_like, self.spec.no_action(self.streams), done)
-        step = Step(obs=seen, prev_action=done, prev_reward=self._delayed(earned, first), first=first, allowed=may).to(
-            self.device
-        )
-        logits_BA, self._state = self.policy.step(self._state, step)
+        if self._fresh.any():
+            first_like = first.view(-1, *[1] * (done.dim() - 1))
+            done = torch.where(first_like, self.spec.no_action(self.streams), done)
+        step = Step(obs=seen, prev_action=done, prev_reward=self._delayed(earned, first), first=first, allowed=may)
+        step = step if self.device.type == "cpu" else step.to(self.device)
+        logits_BA, self._state = self._agent.step(self._state, step)
         self._last = choose(logits_BA, self.spec).cpu()
         self._steps = np.where(self._fresh, 1, self._steps + 1)
         self._fresh[:] = False
@@ -90,71 +131,19 @@ class Session:
     def _delayed(self, earned_B: Tensor, first_B: Tensor) -> Tensor:
         """The reward channel of this step, as the clock defines it: late by the lag, and scaled."""
         lag = self.spec.reward_lag
-        if lag > 0:  # what an episode's last action earned must not leak into the next episode
-            earned_B = earned_B.masked_fill(first_B, 0.0)
         while len(self._rewards) < lag:
             self._rewards.append(torch.zeros(self.streams))
-        kept = [old_B.masked_fill(first_B, 0.0) for old_B in self._rewards]
-        self._rewards = deque([*kept, earned_B], maxlen=self._rewards.maxlen)
+        if self._fresh.any():
+            if lag > 0:  # what an episode's last action earned must not leak into the next episode
+                earned_B = earned_B.masked_fill(first_B, 0.0)
+            kept = [old_B.masked_fill(first_B, 0.0) for old_B in self._rewards]
+            self._rewards = deque(kept, maxlen=self._rewards.maxlen)
+        self._rewards.append(earned_B.clone())  # whoever told it may write over it
         return (self._rewards[0] if lag > 0 else earned_B) * self.spec.reward_scale
 
-    # ------------------------------------------------------------ what comes in
-
-    def _check_obs(self, obs: Array) -> Tensor:
-        match self.spec.obs:
-            case Vector(width):
-                return self._numbers("obs", obs, (self.streams, width))
-            case Assets(count, features):
-                return self._numbers("obs", obs, (self.streams, count, features))
-            case Items(count):
-                return self._ids("obs", obs, count)
-
-    def _check_action(self, action: Array) -> Tensor:
-        if isinstance(self.spec.action, Discrete):
-            return self._ids("action", action, self.spec.action.count)
-        weights = self._numbers("action", action, (self.streams, self.spec.action.count))
-        sums_B = weights.sum(-1)
-        if (weights < 0).any() or ((sums_B - 1).abs() > 1e-4).any():
-            raise ValueError(
-                "action: weights must be non-negative and sum to 1 in each stream, "
-                f"got sums {sums_B.tolist()} and a least weight of {weights.min().item()}"
-            )
-        return weights
-
     def _check_allowed(self, allowed: Array) -> Tensor:
-        mask = _tensor("allowed", allowed, "booleans")
-        shape = (self.streams, self.spec.action.count)
-        if mask.dtype != torch.bool or tuple(mask.shape) != shape:
-            raise ValueError(
-                f"allowed: expected booleans of shape {shape}, got {mask.dtype} of shape {tuple(mask.shape)}"
-            )
+        mask = check_mask("allowed", allowed, (self.streams, self.spec.action.count))
         if not mask.any(-1).all():
             stream = int((~mask.any(-1)).int().argmax())
             raise ValueError(f"allowed: every stream needs at least one allowed action, got none in stream {stream}")
         return mask
-
-    def _numbers(self, name: str, values: Array, shape: tuple[int, ...]) -> Tensor:
-        x = _tensor(name, values)
-        if tuple(x.shape) != shape:
-            raise ValueError(f"{name}: expected shape {shape}, got {tuple(x.shape)}")
-        if not x.isfinite().all():
-            where = tuple((~x.isfinite()).nonzero()[0].tolist())
-            raise ValueError(f"{name}: expected finite numbers, got {x[where].item()} at {where}")
-        return x.float()
-
-    def _ids(self, name: str, values: Array, count: int) -> Tensor:
-        x = _tensor(name, values)
-        if x.is_floating_point() or x.dtype == torch.bool:
-            raise ValueError(f"{name}: expected integer ids, got {x.dtype}")
-        if tuple(x.shape) != (self.streams,):
-            raise ValueError(f"{name}: expected shape {(self.streams,)}, got {tuple(x.shape)}")
-        if ((x < 0) | (x >= count)).any():
-            raise ValueError(f"{name}: ids must lie in [0, {count}), got {x.tolist()}")
-        return x.long()
-
-
-def _tensor(name: str, values: Array, what: str = "numbers") -> Tensor:
-    try:
-        return values.detach().cpu() if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}: expected {what}, got {type(values).__name__} ({error})") from None

@@ -20,6 +20,7 @@ class Captured(Generic[Result]):
     """
 
     def __init__(self, function: Callable[[], Result], *, preserve: Iterable[Tensor] = ()) -> None:
+        self.function = function  # keeps alive what the graph reads
         before = [(tensor, tensor.detach().clone()) for tensor in preserve]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())

@@ -29,6 +29,8 @@ class Standing:
     """Epochs done in all phases: the index of the next epoch's worlds."""
     best_value: float | None = None
     best_epoch: int = 0
+    settled: bool = True
+    """Whether the last epoch was validated, logged and saved: only then may training stop."""
     finished: bool = False
 
     def begin(self, phase: int) -> None:
@@ -86,7 +88,7 @@ class Checkpoint:
         device = next(self.policy.parameters()).device
         self.best = {name[5:]: t.to(device) for name, t in saved.items() if name.startswith("best.")}
         self._save_policy()  # a kill may have left the policy of a later checkpoint
-        return Standing(**{item.name: meta[item.name] for item in fields(Standing)})
+        return Standing(**{item.name: meta[item.name] for item in fields(Standing) if item.name in meta})
 
     def _save_policy(self) -> None:
         file, config = self.run.file("policy.safetensors"), self.run.config

@@ -9,9 +9,13 @@ import torch
 from torch import Tensor
 
 from uat.acting import rollout
+from uat.methods import Policy
 from uat.noise import gumbel
 from uat.training.capture import Captured
 from uat.types import Agent, Discrete, Noise, Simulator, Trajectory
+
+AHEAD = 8
+"""Batches whose noise is drawn at once on CUDA."""
 
 
 class Player:
@@ -23,17 +27,23 @@ class Player:
         self.agent, self.simulator, self.device, self.sampled = agent, simulator, device, sampled
         self.captured: Captured[Trajectory] | None = None
         self.inputs: Noise = {}
+        self.ready: tuple[int, int, int, Noise] | None = None  # seed, first id, id after the last, their noise
+        self.path = self._choose_path()
 
-    @property
-    def path(self) -> str:
-        """Which code runs, for the progress line."""
-        return "cuda graph" if self.device.type == "cuda" else f"{self.device.type} eager"
+    def _choose_path(self) -> str:
+        """Which code will run, for whoever watches: no silent fallback to a slow one."""
+        if self.device.type != "cuda":
+            return f"{self.device.type} eager"
+        if not isinstance(self.agent, Policy):
+            return "cuda graph"
+        reason = self.agent.fuse()
+        return f"cuda graph, {reason or 'fused step'}"
 
     def play(self, episode_ids: Tensor, seed: int) -> Trajectory:
         """One episode per id. On CUDA the next call with as many ids writes over the result."""
-        noise = self.noise(episode_ids, seed)
         if self.device.type != "cuda":
-            return self._rollout(noise)
+            return self._rollout(self.noise(episode_ids, seed))
+        noise = self._drawn_ahead(episode_ids, seed)
         if self.captured is None or len(episode_ids) != len(next(iter(self.inputs.values()))):
             self.inputs = {name: value.clone() for name, value in noise.items()}
             self.captured = Captured(lambda: self._rollout(self.inputs))
@@ -48,6 +58,17 @@ class Player:
             flat = gumbel(seed, "actions", episode_ids.to(self.device), spec.horizon * spec.action.count)
             noise["actions"] = flat.view(-1, spec.horizon, spec.action.count).float()
         return noise
+
+    def _drawn_ahead(self, episode_ids: Tensor, seed: int) -> Noise:
+        """The noise of these episodes, drawn with that of the next batches: its many small launches cost once."""
+        begin, count = int(episode_ids[0]), len(episode_ids)
+        if not torch.equal(episode_ids, torch.arange(begin, begin + count)):
+            return self.noise(episode_ids, seed)
+        if self.ready is None or self.ready[0] != seed or not self.ready[1] <= begin <= self.ready[2] - count:
+            end = begin + AHEAD * count
+            self.ready = (seed, begin, end, self.noise(torch.arange(begin, end), seed))
+        offset = begin - self.ready[1]
+        return {name: value[offset : offset + count] for name, value in self.ready[3].items()}
 
     def _rollout(self, noise: Noise) -> Trajectory:
         if isinstance(self.agent, torch.nn.Module):

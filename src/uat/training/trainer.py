@@ -43,7 +43,7 @@ def train(
 ) -> Run:
     """Train a policy and leave its run folder at `out`. With `resume`, go on where a run of this config stopped."""
     chosen = pick_device(device)
-    run = Run.create(config, out, resume=resume)
+    run = Run.create(config, out, resume=resume, device=chosen)
     with seeded(derive(config.seed, "train"), chosen), precision(config.train.precision):
         Trainer(run, chosen).train(progress or (lambda label, total: Progress()))
     return run
@@ -89,11 +89,12 @@ class Trainer:
         label = f"{self.config.method_name} on {self.config.domain_name}/{self.domain.task} ({self.player.path})"
         since = time.perf_counter()
         with progress(label, c.epochs) as shown:
-            while standing.epoch < c.epochs and not self._out_of_patience():
+            while standing.epoch < c.epochs and not (standing.settled and self._out_of_patience()):
                 numbers = epoch.run(standing.total, standing.epoch + 1)
                 standing.epoch, standing.total, note = standing.epoch + 1, standing.total + 1, ""
+                standing.settled = standing.epoch % c.validate_every == 0 or standing.epoch == c.epochs
                 pending.append({"epoch": standing.total, "phase": phase.name, **numbers})
-                if standing.epoch % c.validate_every == 0 or standing.epoch == c.epochs:
+                if standing.settled:
                     pending[-1] |= {f"validation/{name}": value for name, value in self.validate().items()}
                     rows, pending = [_read(row) for row in pending], []
                     note = self._settle(rows)

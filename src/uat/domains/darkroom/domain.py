@@ -50,7 +50,7 @@ class DarkRoom:
 
     def measure(self, trajectory: Trajectory) -> dict[str, Tensor]:
         action_BT, valid_BT = trajectory.action, trajectory.valid
-        position_BT, goal_BT = trajectory.extras["position"], trajectory.extras["goal"]
+        position_BT, goal_BT = trajectory.facts["position"], trajectory.facts["goal"]
         optimal_BT = self.grid.optimal_ACG.to(action_BT.device)[action_BT, position_BT, goal_BT]
         return {
             "accuracy": episode_mean((action_BT == trajectory.target).float(), valid_BT),

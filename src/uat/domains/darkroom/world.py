@@ -12,14 +12,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal, Self, get_args
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
 
 from uat.domains.darkroom.schedule import Schedule, goals
 from uat.noise import integers, uniform
-from uat.types import Discrete, Noise, Spec, TensorFields, Vector
+from uat.types import Discrete, Noise, Spec, TensorFields, Vector, check_choices
 
 TieBreak = Literal["larger-axis", "row-first", "random"]
 
@@ -45,10 +45,7 @@ class DarkRoomConfig:
     """Steps inside an episode at which the goal moves on along its schedule."""
 
     def __post_init__(self) -> None:
-        if self.schedule not in get_args(Schedule):
-            raise ValueError(f"schedule={self.schedule!r} must be one of {get_args(Schedule)}")
-        if self.tie_break not in get_args(TieBreak):
-            raise ValueError(f"tie_break={self.tie_break!r} must be one of {get_args(TieBreak)}")
+        check_choices(self)
         for name, least in {"size": 2, "horizon": 1, "num_worlds": 1}.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
@@ -182,7 +179,7 @@ class DarkRoomSimulator:
         done_B = ~world.ended_B if after.t == self.spec.horizon else world.ended_B
         return after, self._observe(after), reward_B, done_B
 
-    def extras(self, world: World) -> dict[str, Tensor]:
+    def facts(self, world: World) -> dict[str, Tensor]:
         return {"position": world.position_B, "goal": self._goal(world)}
 
     def _goal(self, world: World) -> Tensor:

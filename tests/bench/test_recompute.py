@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import uat
-from benchmarks.recompute import Recomputing
 from uat.acting import rollout
+from uat.bench.recompute import Recomputing
 from uat.methods import METHODS
 from uat.training.playing import Player
 from uat.training.trainer import build_policy

@@ -1,0 +1,123 @@
+"""What is timed: rollout, optimize and epoch as training runs them; `steps` has the single step. Paths:
+
+recompute   the slow twin: the whole history at each step, launch by launch
+cached      keys and values are kept, launch by launch
+graph       cached, captured as CUDA graphs
+fast        the fused step; on CUDA captured as well
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from uat.acting import rollout
+from uat.bench.recompute import Recomputing
+from uat.bench.timing import Call
+from uat.config import RunConfig, override
+from uat.domains import split_seed
+from uat.methods import Policy
+from uat.recipes import recipe
+from uat.runs import Run
+from uat.training.trainer import Trainer
+from uat.types import Trajectory
+
+CASES = {
+    "rollout": "draw the worlds of a batch and play one episode in each",
+    "optimize": "one optimizer step on the episodes of a batch: loss, gradient, clipping, Adam",
+    "epoch": "rollout, then optimize",
+    "step": "one decision in every stream, when `context` steps have been seen with it",
+    "memory": "most CUDA memory of an epoch and of a rollout, and what a stream's past takes",
+    "cold": "the first call, with all that it captures, compiles or packs",
+}
+"""Every case, and what one call of it does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    preset: str = "paper"
+    batch: int = 256
+    """Worlds of a rollout, an optimize step and an epoch."""
+    context: int = 60
+    """Steps of an episode, and the context at which batches of a step are compared."""
+    batches: tuple[int, ...] = (1, 64, 1024)
+    """Streams of a step."""
+    contexts: tuple[int, ...] = (60, 256, 1024, 4096)
+    """Context of a step in one stream."""
+
+    def steps(self) -> list[tuple[int, int]]:
+        """(batch, context) of every step that is timed."""
+        return list(dict.fromkeys([*((b, self.context) for b in self.batches), *((1, c) for c in self.contexts)]))
+
+
+FULL = Sizes()
+QUICK = Sizes(preset="smoke", batch=4, context=6, batches=(1, 3), contexts=(6, 12))
+
+
+def settings(method: str, sizes: Sizes, precision: str) -> RunConfig:
+    changes = {"train.batch_size": sizes.batch, "train.precision": precision, "domain.horizon": sizes.context}
+    return override(recipe("darkroom", method, sizes.preset), changes)
+
+
+def set_path(policy: Policy, path: str) -> str | None:
+    """Let the policy's step take this path; why it cannot, if so."""
+    if path == "fast":
+        fuse = getattr(policy, "fuse", None)
+        return f"{type(policy).__name__} has no fused step" if fuse is None else fuse()
+    if getattr(policy, "fused", False):
+        policy.fused = False
+    return None
+
+
+class Training:
+    """One training on one path, as the trainer runs it; the slow paths are put together from the same parts."""
+
+    def __init__(self, config: RunConfig, path: str, device: torch.device) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            trainer = Trainer(Run.create(config, Path(folder) / "run"), device)
+        self.path, self.device = path, device
+        self.policy, self.player = trainer.policy, trainer.player
+        self.reason = set_path(self.policy, path)
+        """Why this path cannot be taken; None if it can."""
+        self._epoch = trainer.epoch(self.policy.phases()[0])
+        self._ids, self._seed = torch.arange(config.train.batch_size), split_seed("train", config.seed)
+        self._agent: Any = Recomputing(self.policy) if path == "recompute" else self.policy
+        self._captured = device.type == "cuda" and path in ("graph", "fast")
+
+    def rollout(self) -> Trajectory:
+        if self._captured:
+            return self.player.play(self._ids, self._seed)
+        noise = self.player.noise(self._ids.to(self.device), self._seed)
+        sampling = noise.pop("actions", None)
+        self.policy.eval()
+        return rollout(self._agent, self.player.simulator, noise, sampling)
+
+    def epoch(self) -> None:
+        if self._captured:
+            self._epoch.run(0, 1)
+        else:
+            self._epoch.optimize(self.rollout())
+
+    def optimizing(self) -> Call:
+        """An optimize step on episodes that have been played."""
+        if self._captured:
+            self._epoch.run(0, 1)
+            if self._epoch.captured is not None:
+                return Call(self._epoch.captured)
+        trajectory = self.rollout()
+        return Call(lambda: self._epoch.optimize(trajectory))
+
+
+def training_paths(device: torch.device) -> tuple[str, ...]:
+    return ("recompute", "cached", "graph", "fast") if device.type == "cuda" else ("recompute", "cached", "fast")
+
+
+def training_call(case: str, training: Training) -> Call | None:
+    """The call of a case; None if the path is no path of that case."""
+    if case == "optimize":
+        return None if training.path == "recompute" else training.optimizing()
+    return Call(training.rollout if case == "rollout" else training.epoch)

@@ -1,0 +1,129 @@
+"""Other libraries' policies of equal width, depth and heads, given the same number of steps.
+
+Each function returns a call, or one sentence that says why there is none. Embeddings that a peer would need around its
+Transformer are left out where that favours the peer.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from uat.bench.timing import Call
+from uat.types import Discrete, Spec, Vector
+
+Peer = Callable[[Spec, Any, int, int, torch.device], Call | str]
+"""From the decision problem, a backbone's config, batch, context and device to what is timed, or why nothing is."""
+
+NO_WORDS = {"vocab_size": 1, "bos_token_id": None, "eos_token_id": None}
+"""Settings of transformers' models that take vectors, not words."""
+
+MOST = 1024
+"""Steps up to which a peer is tried that keeps all attention weights: three tokens a step, squared, for each head."""
+
+
+def load(name: str, extra: str = "") -> Any:
+    """A module, or a sentence that says why not."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return importlib.import_module(name)
+    except ImportError as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) and error.name else name
+        hint = f": pip install {extra or name}"
+        return f"{name} is not installed{hint}" if missing == name else f"{name} does not load ({error}){hint}"
+
+
+def decision_transformer(spec: Spec, config: Any, batch: int, context: int, device: torch.device) -> Call | str:
+    """transformers' DecisionTransformerModel: no cache, so a forward pass over three tokens for each step."""
+    library = load("transformers", "'uat-transformer[bench]'")
+    if isinstance(library, str):
+        return library
+    if not (isinstance(spec.obs, Vector) and isinstance(spec.action, Discrete)):
+        return "it takes vectors and as many action outputs"
+    width, actions = spec.obs.width, spec.action.count
+    same = {"hidden_size": config.d_model, "n_layer": config.num_layers, "n_head": config.num_heads}
+    sizes = {"state_dim": width, "act_dim": actions, "max_ep_len": context, "n_positions": 3 * context}
+    model = library.DecisionTransformerModel(
+        library.DecisionTransformerConfig(**same, **sizes, n_inner=config.d_ff, action_tanh=False, **NO_WORDS)
+    )
+    model = model.to(device).eval()
+    inputs = {
+        "states": torch.rand(batch, context, width, device=device),
+        "actions": torch.rand(batch, context, actions, device=device),
+        "rewards": torch.rand(batch, context, 1, device=device),
+        "returns_to_go": torch.rand(batch, context, 1, device=device),
+        "timesteps": torch.arange(context, device=device).expand(batch, -1),
+        "attention_mask": torch.ones(batch, context, dtype=torch.long, device=device),
+    }
+
+    @torch.inference_mode()
+    def run() -> None:
+        model(**inputs)
+
+    return Call(run)
+
+
+def gpt2_cached(spec: Spec, config: Any, batch: int, context: int, device: torch.device) -> Call | str:
+    """transformers' GPT2Model with past_key_values: one token for each step, as in this library."""
+    library = load("transformers", "'uat-transformer[bench]'")
+    if isinstance(library, str):
+        return library
+    same = {"n_embd": config.d_model, "n_layer": config.num_layers, "n_head": config.num_heads}
+    model = library.GPT2Model(
+        library.GPT2Config(**same, n_inner=config.d_ff, n_positions=context, activation_function="relu", **NO_WORDS)
+    )
+    model = model.to(device).eval()
+    x_BTD = torch.rand(batch, context, config.d_model, device=device)
+    with torch.inference_mode():
+        cache = library.DynamicCache()
+        model(inputs_embeds=x_BTD[:, :-1], past_key_values=cache, use_cache=True)
+
+    @torch.inference_mode()
+    def before() -> None:
+        if (extra := cache.get_seq_length() - (context - 1)) > 0:
+            cache.crop(-extra)
+
+    @torch.inference_mode()
+    def run() -> None:
+        model(inputs_embeds=x_BTD[:, -1:], past_key_values=cache, use_cache=True)
+
+    return Call(run, before)
+
+
+def d3rlpy(spec: Spec, config: Any, batch: int, context: int, device: torch.device) -> Call | str:
+    """d3rlpy's DiscreteDecisionTransformer through its own `predict`: no cache, one stream, feed-forward 4 x width."""
+    if batch > 1:
+        return "it acts in one stream alone"
+    library = load("d3rlpy")
+    if isinstance(library, str):
+        return library
+    if context > MOST:
+        return f"beyond {MOST} steps its attention weights take gigabytes"
+    if not (isinstance(spec.obs, Vector) and isinstance(spec.action, Discrete)):
+        return "it takes vectors and discrete actions"
+    encoder = library.models.VectorEncoderFactory([config.d_model], exclude_last_activation=True)
+    same = {"num_layers": config.num_layers, "num_heads": config.num_heads, "encoder_factory": encoder}
+    made = library.algos.DiscreteDecisionTransformerConfig(**same, context_size=context, max_timestep=context)
+    algorithm = made.create(device="cuda:0" if device.type == "cuda" else "cpu:0")
+    algorithm.create_impl((spec.obs.width,), spec.action.count)
+    told = library.algos.TransformerInput(
+        observations=torch.rand(context, spec.obs.width).numpy(),
+        actions=torch.zeros(context, dtype=torch.long).numpy(),
+        rewards=torch.rand(context, 1).numpy(),
+        returns_to_go=torch.rand(context, 1).numpy(),
+        timesteps=torch.arange(context).numpy(),
+    )
+    return Call(lambda: algorithm.predict(told))
+
+
+PEERS: dict[str, tuple[str, Peer]] = {
+    "decision-transformer": ("transformers", decision_transformer),
+    "gpt2-cached": ("transformers", gpt2_cached),
+    "d3rlpy": ("d3rlpy", d3rlpy),
+}
+"""Each peer by name: the library it comes from, and how it is made."""

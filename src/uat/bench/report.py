@@ -1,0 +1,127 @@
+"""Tables, JSON and a plot of measured rows. They know no method and no path by name, but for the baseline."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from uat import __version__
+from uat.bench.cases import CASES
+from uat.bench.options import Bench
+from uat.bench.plot import draw, need_matplotlib
+from uat.bench.run import Result, bench
+from uat.bench.timing import Row
+from uat.evaluation.tables import columns
+from uat.training.surroundings import pick_device
+
+BASELINES = ("recompute", "cached")
+"""What ratios are against: the first of these that a case has."""
+COMPARED = "peer:"
+"""Paths that every other row is compared with."""
+LIBRARIES = ("numpy", "transformers", "d3rlpy")
+
+
+def report(options: Bench) -> None:
+    """Measure, write what was asked for, and print: data to stdout, progress to stderr."""
+    if options.plot is not None:
+        need_matplotlib()
+    result = bench(options, say=lambda line: print(line, file=sys.stderr, flush=True))
+    text = json.dumps(document(options, result), indent=1)
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(text + "\n", encoding="utf-8")
+    if options.plot is not None:
+        draw(result.rows, options.plot)
+    print(text if options.json else tables(result))
+
+
+def document(options: Bench, result: Result) -> dict[str, Any]:
+    """The file: when, on what and with what, then the rows."""
+    on_cuda = pick_device(options.device).type == "cuda"
+    versions = {"uat": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "device": torch.cuda.get_device_name() if on_cuda else f"CPU, {os.cpu_count()} cores",
+        "precision": options.precision,
+        **versions,
+        **({"quick": True} if options.quick else {}),
+        "absent": result.absent,
+        "rows": [asdict(row) for row in result.rows],
+    }
+
+
+# ---------------------------------------------------------------- tables
+
+
+def tables(result: Result) -> str:
+    """A table for each case, and then what is not in them."""
+    parts = []
+    for case in dict.fromkeys(row.case for row in result.rows):
+        rows = [row for row in result.rows if row.case == case]
+        device = ", ".join(dict.fromkeys(row.device for row in rows))
+        parts.append(f"{case} ({device}): {CASES.get(case, '')}\n\n{columns(aligned(case_rows(rows)))}")
+    lines = [
+        f"  {path}: {why} ({', '.join(where)})"
+        for path, reasons in result.absent.items()
+        for why, where in reasons.items()
+    ]
+    parts.append("vs X: how many times as much X takes, in this run; growth: against the shortest context")
+    if lines:
+        parts.append("\n".join(["not measured:", *lines]))
+    return "\n\n".join(parts)
+
+
+def case_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """One line per path: its metrics, how many times as long the baseline and each peer take, and how it has grown."""
+    metrics = list(dict.fromkeys((row.metric, row.unit) for row in rows))
+    value = {(row.method, row.path, row.batch, row.context, row.metric): row.value for row in rows}
+    baseline = next((name for name in BASELINES if any(row.path == name for row in rows)), None)
+    peers = list(dict.fromkeys((row.method, row.path) for row in rows if row.path.startswith(COMPARED)))
+    shortest = min(row.context for row in rows)
+    lines = []
+    for method, path, batch, context in dict.fromkeys((r.method, r.path, r.batch, r.context) for r in rows):
+        own = {name: value.get((method, path, batch, context, name)) for name, _ in metrics}
+        first = next(name for name, number in own.items() if number is not None)
+        line: dict[str, Any] = {"batch": batch, "context": context, "method": method, "path": path}
+        line |= {f"{name} {unit}": significant(own[name]) for name, unit in metrics}
+        for who, other in [(method, baseline), *peers]:
+            if other is not None:
+                twin = value.get((who, other, batch, context, first))
+                line[f"vs {other.removeprefix(COMPARED)}"] = ratio(twin, own[first])
+        if any(row.context > shortest for row in rows):
+            line["growth"] = ratio(own[first], value.get((method, path, batch, shortest, first)))
+        lines.append(line)
+    return sorted(lines, key=lambda line: (line["batch"], line["context"]))
+
+
+def ratio(baseline: float | None, value: float | None) -> str | None:
+    """How many times as much the baseline takes; None without one."""
+    return None if not baseline or not value else f"{significant(baseline / value)}x"
+
+
+def significant(value: float | None) -> str | None:
+    """Three digits, and no exponent."""
+    if value is None:
+        return None
+    return f"{value:.0f}" if value >= 100 else f"{value:#.3g}"
+
+
+def aligned(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Numbers that are text already, to the right."""
+    numeric = [name for name in lines[0] if name not in ("batch", "context", "method", "path")]
+    width = {name: max(len(name), *(len(line[name] or "-") for line in lines)) for name in numeric}
+    return [line | {name: (line[name] or "-").rjust(width[name]) for name in numeric} for line in lines]

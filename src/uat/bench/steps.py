@@ -1,0 +1,147 @@
+"""The single step: one decision in every stream, when so many steps have been seen with it.
+
+Observations, actions and rewards are those of an expert's episodes, over and over. A policy's step is called with its
+past in place; the counters of its memory are put back inside the call, so that each sees the same context.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from uat.acting import rollout
+from uat.bench.cases import set_path
+from uat.bench.recompute import History, Recomputing
+from uat.bench.timing import Call
+from uat.config import RunConfig, override
+from uat.methods import Policy
+from uat.serving import Session
+from uat.training.capture import Captured
+from uat.training.trainer import build_policy
+from uat.types import Step
+
+
+class Stepping:
+    """A policy whose position table has room for the context, and the steps that it sees."""
+
+    def __init__(self, config: RunConfig, batch: int, context: int, device: torch.device) -> None:
+        self.config = override(config, {"method.max_positions": context + 1})
+        domain = self.config.build_domain()
+        self.policy = build_policy(self.config, domain, device).eval()
+        self.batch, self.context, self.device = batch, context, device
+        simulator = domain.simulator("test", device)
+        episodes = rollout(None, simulator, simulator.noise(torch.arange(batch, device=device), seed=0))
+        self._seen = domain.spec.clock.batch(episodes)
+
+    def step_at(self, t: int) -> Step:
+        """What is known at t, laid out as in a rollout."""
+        seen, at = self._seen, t % self._seen.obs.shape[1]
+        told = {name: getattr(seen, name)[:, at].contiguous() for name in ("obs", "prev_action", "prev_reward")}
+        return Step(**told, first=torch.full_like(seen.valid[:, 0], t == 0))
+
+    def calls(self) -> Iterator[tuple[str, Call | str]]:
+        """The call of each path, or why there is none."""
+        yield "recompute", self._recompute()
+        state = self._filled()
+        yield "cached", Call(self._on_path("cached", self._step(state)))
+        if self.device.type == "cuda":
+            yield "graph", Call(self._capture("cached", state))
+            reason = set_path(self.policy, "fast")
+            yield "fast", reason if reason else Call(self._capture("fast", state))
+        else:
+            yield "fast", self._session()
+
+    # ------------------------------------------------------------ paths
+
+    def _recompute(self) -> Call:
+        agent, last = Recomputing(self.policy), self.step_at(self.context - 1)
+        past = [self.step_at(t) for t in range(self.context - 1)]
+
+        @torch.no_grad()
+        def run() -> None:
+            agent.step(History(list(past)), last)
+
+        return Call(run)
+
+    def _step(self, state: Any) -> Callable[[], None]:
+        """The step, and then what a captured loop has to do: the state's new values go where its old ones lay."""
+        last = self.step_at(self.context - 1)
+        counters = [(x, x.clone()) for x in tensors(state) if not x.is_floating_point()]
+
+        @torch.no_grad()
+        def run() -> None:
+            for counter, value in counters:
+                counter.copy_(value)
+            _, after = self.policy.step(state, last)
+            for old, new in zip(tensors(state), tensors(after), strict=True):
+                if old is not new:
+                    old.copy_(new)
+
+        return run
+
+    def _on_path(self, path: str, run: Callable[[], None]) -> Callable[[], None]:
+        def chosen() -> None:
+            set_path(self.policy, path)
+            run()
+
+        return chosen
+
+    def _capture(self, path: str, state: Any) -> Callable[[], Any]:
+        set_path(self.policy, path)
+        return Captured(self._step(state))
+
+    @torch.no_grad()
+    def _filled(self) -> Any:
+        """The memory of a policy that has seen all steps but the last."""
+        set_path(self.policy, "fast")  # the same memory, sooner; a policy that cannot stays on its plain path
+        state = self.policy.init_state(self.batch, self.context, self.device)
+        for t in range(self.context - 1):
+            _, state = self.policy.step(state, self.step_at(t))
+        return state
+
+    def _session(self) -> Call | str:
+        """A Session with all its checks. It goes through whole episodes; their last sixteenth is timed."""
+        if "path" not in inspect.signature(Session).parameters:
+            return "a Session has no fast path yet"
+        chosen: dict[str, Any] = {"path": "auto"}
+        session = Session(self.policy, streams=self.batch, capacity=self.context, **chosen)
+        if getattr(session, "path", None) != "fast":
+            return f"a Session of {self.batch} streams takes the path {getattr(session, 'path', 'cached')!r}"
+        told = [self.step_at(t) for t in range(min(self.context, self._seen.obs.shape[1]))]
+        untimed = self.context - max(1, self.context // 16)
+        t = 0
+
+        def act() -> None:
+            nonlocal t
+            step = told[t % len(told)]
+            session.act(step.obs, reward=step.prev_reward if t else None)
+            t += 1
+
+        def before() -> None:
+            nonlocal t
+            if t == self.context:
+                session.restart()
+                t = 0
+            while t < untimed:
+                act()
+
+        return Call(act, before)
+
+
+def tensors(state: Any) -> list[Tensor]:
+    """Every tensor of a state, in order."""
+    if isinstance(state, Tensor):
+        return [state]
+    if is_dataclass(state):
+        return [x for item in fields(state) for x in tensors(getattr(state, item.name))]
+    return [x for item in state for x in tensors(item)] if isinstance(state, list | tuple) else []
+
+
+def state_bytes(policy: Policy, batch: int, context: int, device: torch.device) -> int:
+    """What the past of these streams takes."""
+    return sum(x.numel() * x.element_size() for x in tensors(policy.init_state(batch, context, device)))

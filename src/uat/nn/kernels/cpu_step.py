@@ -1,0 +1,298 @@
+"""One step of a few streams on a CPU, by NumPy: no compiler, fewer calls, and each of them cheaper than torch's.
+
+The slow twin is `Policy.step`, that is `UtilityGates.step`, `Transformer.step` and `Head.logits`; tests hold the two
+equal. A step of one stream is about 70 small calls, so what counts is how many they are and what one costs. Weights
+are copied once, and multiplied out (in float64) where algebra allows:
+
+  scales and biases of norms go into the product that follows; a bias is one more row, met by a constant 1;
+  norms alone read the residual stream, so all that writes to it is centred, and a norm needs one dot product;
+  1/√E goes into queries; Q, K, V and their utility twins are one product, so are the gates of all layers, and all U;
+  the embedding of an action is multiplied with the layer that reads it.
+
+Streams follow each other in a loop, each with its own length, and only filled slots are read. Keys lie as (H, E, S)
+and values as (H, S, E): so BLAS reads both at the speed of memory. For the least latency let it use one thread
+(OPENBLAS_NUM_THREADS=1 before Python starts, or whatever your NumPy is built with).
+
+Shapes: B streams, D width, H heads, E head size, S cached steps, L layers, U utility width, A actions, I what comes in,
+F hidden units, X projections of a layer (3D, or 6D with twins), K matrices U of all layers; D1 is D and a constant 1.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from uat.nn.blocks import Block, Transformer
+from uat.nn.encoders import IdEmbedding, VectorEncoder
+from uat.nn.heads import Head
+from uat.nn.utility import UtilityGates
+from uat.types import Step
+
+Floats = NDArray[Any]
+DTYPES = {torch.float32: np.float32, torch.float64: np.float64}
+PADDING = 16
+"""Spare slots after the last: rows a power of two apart would fight for the same lines of the processor's cache."""
+
+
+def _array(x: Tensor) -> Floats:
+    return x.detach().double().numpy()
+
+
+def _centred(x: Floats) -> Floats:
+    return x - x.mean(-1, keepdims=True)
+
+
+def _after(norm: nn.LayerNorm, weight_OI: Floats, bias_O: Floats | float = 0.0) -> Floats:
+    """(I + 1, O): a linear map of what the norm gives, as a map of the norm without scale and bias."""
+    return np.vstack([(weight_OI * _array(norm.weight)).T, weight_OI @ _array(norm.bias) + bias_O])
+
+
+def _writing(linear: nn.Linear) -> Floats:
+    """(I + 1, O): a linear map to the residual stream, its bias in the last row."""
+    return _centred(np.vstack([_array(linear.weight).T, _array(linear.bias)]))
+
+
+def _rows(encoder: nn.Module) -> Floats:
+    """(I, O): row i is what id i, or entry i of a vector, adds. Ids have one more row of zeros: the id -1 finds it."""
+    if isinstance(encoder, IdEmbedding):
+        return np.vstack([_array(encoder.weight), np.zeros(encoder.weight.shape[1])])
+    return _array(cast(VectorEncoder, encoder).linear.weight).T
+
+
+@dataclass(slots=True)
+class LayerWeights:
+    project_D1X: Floats
+    out_D1D: Floats
+    up_D1F: Floats
+    down_F1D: Floats
+
+    @staticmethod
+    def of(block: Block) -> LayerWeights:
+        a, up, down = block.attention, cast(nn.Linear, block.ff[0]), cast(nn.Linear, block.ff[2])
+        width = a.out.in_features
+        project_XD = _array(a.project.weight).copy()
+        for queries_DD in np.split(project_XD, len(project_XD) // width)[::3]:  # W_Q, and W_Q^u
+            queries_DD *= (width // a.num_heads) ** -0.5
+        return LayerWeights(
+            project_D1X=_after(block.attention_norm, project_XD),
+            out_D1D=_writing(a.out),
+            up_D1F=_after(block.ff_norm, _array(up.weight), _array(up.bias)),
+            down_F1D=_writing(down),
+        )
+
+
+@dataclass(slots=True)
+class UtilityWeights:
+    """Gates and offsets of all layers lie as their projections do: queries, keys, values."""
+
+    action_IF: Floats
+    reward_F: Floats
+    utility_F2U: Floats
+    """To u and to (1-λ) u, side by side."""
+    gates_2UX: Floats
+    offsets_KEE: Floats
+    """U transposed, of every layer, of Q, K and V, of every head."""
+    decay_1: Floats
+
+    @staticmethod
+    def of(utility: UtilityGates, blocks: list[Block]) -> UtilityWeights:
+        first, last = cast(nn.Linear, utility.encoder.mlp[0]), cast(nn.Linear, utility.encoder.mlp[2])
+        first_FI, last_FU = _array(first.weight), _array(last.weight).T
+        regime_UD, none_UD = _array(utility.regime.weight).T, np.zeros(utility.regime.weight.T.shape)
+        tokens = np.split(_array(utility.token.weight).T, len(blocks), axis=1)
+        gates = [np.block([[none_UD, token_UD, token_UD], [regime_UD, none_UD, none_UD]]) for token_UD in tokens]
+        offsets_L3HEE = np.stack([_array(cast(Tensor, block.attention.project.bias_3HEE)) for block in blocks])
+        offsets_L3HEE[:, 0] *= offsets_L3HEE.shape[-1] ** -0.5
+        return UtilityWeights(
+            action_IF=_rows(utility.encoder.action) @ first_FI[:, :-1].T,
+            reward_F=first_FI[:, -1],
+            utility_F2U=np.hstack([last_FU, (1 - utility.decay) * last_FU]),
+            gates_2UX=np.hstack(gates),
+            offsets_KEE=offsets_L3HEE.reshape(-1, *offsets_L3HEE.shape[-2:]).swapaxes(1, 2),
+            decay_1=np.array([utility.decay]),
+        )
+
+
+@dataclass(slots=True)
+class EndWeights:
+    """What comes before the first layer and after the last."""
+
+    obs_ID: Floats
+    positions_SD: Floats
+    embed_D1D: Floats
+    head_D1A: Floats
+
+    @staticmethod
+    def of(backbone: Transformer, head: Head) -> EndWeights:
+        encoder, positions_SD = backbone.encoder, _array(backbone.positions)
+        if isinstance(encoder, VectorEncoder):
+            positions_SD = positions_SD + _array(encoder.linear.bias)
+        return EndWeights(
+            obs_ID=_centred(_rows(encoder)),
+            positions_SD=_centred(positions_SD),
+            embed_D1D=_centred(_after(backbone.norm, np.eye(positions_SD.shape[1]))),
+            head_D1A=_after(backbone.last_norm, _array(head.linear.weight), _array(head.linear.bias)),
+        )
+
+
+class Scratch:
+    """Buffers that every stream writes over, and views of them in the shapes of their use."""
+
+    def __init__(self, layer: LayerWeights, utility: UtilityWeights | None, heads: int, capacity: int) -> None:
+        (d_in, d_project), d_ff, dtype = layer.project_D1X.shape, layer.up_D1F.shape[1], layer.out_D1D.dtype
+        width, d_head = d_in - 1, (d_in - 1) // heads
+        self.x_D, self.change_D = np.empty((2, width), dtype)
+        self.z_D1, self.h_D1 = np.ones((2, width + 1), dtype)
+        self.f_F1, self.zeros_F, self.scale_1 = np.ones(d_ff + 1, dtype), np.zeros(d_ff, dtype), np.empty(1, dtype)
+        self.z_D, self.f_F = self.z_D1[:-1], self.f_F1[:-1]
+        self.h_H1E = self.h_D1[:-1].reshape(heads, 1, d_head)
+        self.project_X = np.empty(d_project, dtype)
+        self.qkv_3D, self.twin_3D = self.project_X[: 3 * width], self.project_X[3 * width :]
+        self.q_H1E = self.qkv_3D[:width].reshape(heads, 1, d_head)
+        self.k_HE, self.v_HE = self.qkv_3D[width:].reshape(2, heads, d_head)
+        self.scores_H1S = np.empty((heads, 1, capacity), dtype)
+        self.peak_H11, self.total_H11 = np.empty((2, heads, 1, 1), dtype)
+        if utility is not None:
+            self.hidden_F, self.zeros_hidden_F = np.zeros((2, len(utility.reward_F)), dtype)
+            self.u_2U = np.empty(len(utility.gates_2UX), dtype)
+            self.u_late_U = self.u_2U[len(self.u_2U) // 2 :]
+            self.gates_K1E, self.offsets_K1E = np.empty((2, len(utility.offsets_KEE), 1, d_head), dtype)
+            self.gates_X = self.gates_K1E.reshape(-1)
+            self.gates_L3D = list(self.gates_K1E.reshape(-1, 3 * width))
+            self.offsets_L3D = list(self.offsets_K1E.reshape(-1, 3 * width))
+
+
+@dataclass(slots=True)
+class Memory:
+    """What one stream knows."""
+
+    k_LHES: list[Floats]
+    v_LHSE: list[Floats]
+    ubar_U: Floats
+    length: int = 0
+
+
+@dataclass(slots=True)
+class CPUState:
+    streams: list[Memory]
+    scratch: Scratch
+
+
+class CPUStep:
+    """A policy's weights as they are now; later changes of the policy do not reach it."""
+
+    sampled: ClassVar[bool] = False
+
+    def __init__(self, backbone: Transformer, head: Head, utility: UtilityGates | None = None) -> None:
+        weights, d_model = backbone.positions, backbone.config.d_model
+        if weights.device.type != "cpu" or weights.dtype not in DTYPES:
+            raise ValueError(f"it takes float32 or float64 on a CPU, not {weights.dtype} on {weights.device}")
+        self.dtype = np.dtype(DTYPES[weights.dtype])
+        self.heads, self.check_range = backbone.config.num_heads, backbone.check_range
+        self.root, self.epsilon = math.sqrt(d_model), d_model * backbone.norm.eps
+        blocks = [cast(Block, block) for block in backbone.blocks]
+        self.ends = self._own(EndWeights.of(backbone, head))
+        self.layers = [self._own(LayerWeights.of(block)) for block in blocks]
+        self.utility = None if utility is None else self._own(UtilityWeights.of(utility, blocks))
+
+    def _own(self, weights: Any) -> Any:
+        """Contiguous copies of the policy's type."""
+        return type(weights)(*(np.array(getattr(weights, f.name), self.dtype, order="C") for f in fields(weights)))
+
+    def init_state(self, streams: int, capacity: int, device: torch.device | str = "cpu") -> CPUState:
+        self.check_range(capacity)
+        d_head, layers = self.ends.positions_SD.shape[1] // self.heads, len(self.layers)
+        k_BLHES = np.zeros((streams, layers, self.heads, d_head, capacity + PADDING), self.dtype)[..., :capacity]
+        v_BLHSE = np.zeros((streams, layers, self.heads, capacity, d_head), self.dtype)
+        ubar_BU = np.zeros((streams, 0 if self.utility is None else len(self.utility.gates_2UX) // 2), self.dtype)
+        memories = [Memory(list(k), list(v), ubar) for k, v, ubar in zip(k_BLHES, v_BLHSE, ubar_BU, strict=True)]
+        return CPUState(memories, Scratch(self.layers[0], self.utility, self.heads, capacity))
+
+    def step(self, state: CPUState, step: Step) -> tuple[Tensor, CPUState]:
+        """As `Policy.step`: logits (B, A), and the state, which is written over."""
+        s, obs, action = state.scratch, self._told(step.obs), self._told(step.prev_action)
+        reward, first = step.prev_reward.tolist(), step.first.tolist()
+        logits_BA = np.empty((len(first), self.ends.head_D1A.shape[1]), self.dtype)
+        for b, memory in enumerate(state.streams):
+            if first[b]:
+                memory.length = 0
+            if self.utility is not None:
+                self._gates(self.utility, s, memory, action[b], reward[b])
+            self._embed(s, obs[b], memory.length)
+            for layer, weights in enumerate(self.layers):
+                self._attend(weights, s, memory, layer)
+                self._feed_forward(weights, s)
+            memory.length += 1
+            self._norm(s)
+            np.dot(s.z_D1, self.ends.head_D1A, out=logits_BA[b])
+        logits = torch.from_numpy(logits_BA)
+        return logits if step.allowed is None else logits.masked_fill_(~step.allowed, -torch.inf), state
+
+    def _told(self, x: Tensor) -> Any:
+        """Ids as a list, vectors as rows."""
+        return x.numpy().reshape(len(x), -1).astype(self.dtype, copy=False) if x.dim() > 1 else x.tolist()
+
+    def _gates(self, w: UtilityWeights, s: Scratch, memory: Memory, action: Any, reward: float) -> None:
+        """Gates of all layers, and what they add on their own."""
+        ubar_U = memory.ubar_U
+        if memory.length == 0:
+            ubar_U.fill(0)
+        np.multiply(w.reward_F, reward, out=s.hidden_F)
+        np.add(s.hidden_F, _look_up(w.action_IF, action), out=s.hidden_F)
+        np.maximum(s.hidden_F, s.zeros_hidden_F, out=s.hidden_F)
+        np.dot(s.hidden_F, w.utility_F2U, out=s.u_2U)
+        np.multiply(ubar_U, w.decay_1, out=ubar_U)
+        np.add(ubar_U, s.u_late_U, out=ubar_U)
+        s.u_late_U[:] = ubar_U
+        np.dot(s.u_2U, w.gates_2UX, out=s.gates_X)
+        np.tanh(s.gates_X, out=s.gates_X)
+        np.matmul(s.gates_K1E, w.offsets_KEE, out=s.offsets_K1E)
+
+    def _embed(self, s: Scratch, obs: Any, position: int) -> None:
+        p_D = self.ends.positions_SD[min(position, len(self.ends.positions_SD) - 1)]
+        np.add(_look_up(self.ends.obs_ID, obs), p_D, out=s.x_D)
+        self._norm(s)
+        np.dot(s.z_D1, self.ends.embed_D1D, out=s.x_D)
+
+    def _attend(self, w: LayerWeights, s: Scratch, memory: Memory, layer: int) -> None:
+        self._norm(s)
+        np.dot(s.z_D1, w.project_D1X, out=s.project_X)
+        if self.utility is not None:
+            np.multiply(s.twin_3D, s.gates_L3D[layer], out=s.twin_3D)
+            np.add(s.qkv_3D, s.twin_3D, out=s.qkv_3D)
+            np.add(s.qkv_3D, s.offsets_L3D[layer], out=s.qkv_3D)
+        t, k_HES, v_HSE = memory.length, memory.k_LHES[layer], memory.v_LHSE[layer]
+        k_HES[..., t], v_HSE[:, t] = s.k_HE, s.v_HE
+        scores_H1S = s.scores_H1S[..., : t + 1]
+        np.matmul(s.q_H1E, k_HES[..., : t + 1], out=scores_H1S)
+        np.maximum.reduce(scores_H1S, axis=2, keepdims=True, out=s.peak_H11)
+        np.subtract(scores_H1S, s.peak_H11, out=scores_H1S)
+        np.exp(scores_H1S, out=scores_H1S)
+        np.add.reduce(scores_H1S, axis=2, keepdims=True, out=s.total_H11)
+        np.matmul(scores_H1S, v_HSE[:, : t + 1], out=s.h_H1E)
+        np.divide(s.h_H1E, s.total_H11, out=s.h_H1E)
+        np.dot(s.h_D1, w.out_D1D, out=s.change_D)
+        np.add(s.x_D, s.change_D, out=s.x_D)
+
+    def _feed_forward(self, w: LayerWeights, s: Scratch) -> None:
+        self._norm(s)
+        np.dot(s.z_D1, w.up_D1F, out=s.f_F)
+        np.maximum(s.f_F, s.zeros_F, out=s.f_F)
+        np.dot(s.f_F1, w.down_F1D, out=s.change_D)
+        np.add(s.x_D, s.change_D, out=s.x_D)
+
+    def _norm(self, s: Scratch) -> None:
+        """z = x / √(|x|²/D + ε), where x has mean zero."""
+        s.scale_1[0] = self.root / math.sqrt(float(s.x_D.dot(s.x_D)) + self.epsilon)
+        np.multiply(s.x_D, s.scale_1, out=s.z_D)
+
+
+def _look_up(rows_IO: Floats, told: Any) -> Floats:
+    """The row of an id, or a vector's product with all rows."""
+    return rows_IO[told] if isinstance(told, int) else np.dot(told, rows_IO)
