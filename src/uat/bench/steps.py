@@ -48,11 +48,12 @@ class Stepping:
         """The call of each path, or why there is none."""
         yield "recompute", self._recompute()
         state = self._filled()
-        yield "cached", Call(self._on_path("cached", self._step(state)))
+        run = self._step(state)
+        yield "cached", Call(self._on_path("cached", run))
         if self.device.type == "cuda":
-            yield "graph", Call(self._capture("cached", state))
+            yield "graph", Call(self._capture("cached", run))
             reason = set_path(self.policy, "fast")
-            yield "fast", reason if reason else Call(self._capture("fast", state))
+            yield "fast", reason if reason else Call(self._capture("fast", run))
         else:
             yield "fast", self._session()
 
@@ -91,9 +92,9 @@ class Stepping:
 
         return chosen
 
-    def _capture(self, path: str, state: Any) -> Callable[[], Any]:
+    def _capture(self, path: str, run: Callable[[], None]) -> Callable[[], Any]:
         set_path(self.policy, path)
-        return Captured(self._step(state))
+        return Captured(run)
 
     @torch.no_grad()
     def _filled(self) -> Any:

@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from uat.nn.cache import KVCache
-from uat.nn.kernels.linear import Linear, linear
 
 
 class Parts(NamedTuple):
@@ -54,7 +53,7 @@ class UtilityAffine(nn.Module):
     def forward(self, x: Tensor, rho: Tensor | None = None, g: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v of shape (..., D) for x of shape (..., D)."""
         if rho is None or g is None:
-            q, k, v = linear(x, self.base_weight).chunk(3, dim=-1)
+            q, k, v = F.linear(x, self.base_weight).chunk(3, dim=-1)
             return q, k, v
         q, k, v = self.parts(x, rho, g)
         return q.total(), k.total(), v.total()
@@ -62,8 +61,8 @@ class UtilityAffine(nn.Module):
     def parts(self, x: Tensor, rho: Tensor, g: Tensor) -> tuple[Parts, Parts, Parts]:
         """The summands of q, k and v, kept apart."""
         assert self.bias_3HEE is not None
-        base = linear(x, self.base_weight).chunk(3, dim=-1)
-        twin = linear(x, self.twin_weight).chunk(3, dim=-1)
+        base = F.linear(x, self.base_weight).chunk(3, dim=-1)
+        twin = F.linear(x, self.twin_weight).chunk(3, dim=-1)
         rho_bias, g_bias = self._offset(rho, self.bias_3HEE[:1]), self._offset(g, self.bias_3HEE[1:])
         return (
             Parts(base[0], rho * twin[0], rho_bias[0]),
@@ -94,7 +93,7 @@ class Attention(nn.Module):
     def __init__(self, d_model: int, num_heads: int, *, dropout: float, utility: bool) -> None:
         super().__init__()
         self.project = UtilityAffine(d_model, num_heads, utility=utility)
-        self.out = Linear(d_model, d_model)
+        self.out = nn.Linear(d_model, d_model)
         self.num_heads, self.dropout = num_heads, dropout
 
     def forward(self, x_BTD: Tensor, rho_BTD: Tensor | None, g_BTD: Tensor | None) -> Tensor:

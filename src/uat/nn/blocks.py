@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from uat.nn.attention import Attention
 from uat.nn.cache import KVCache
 from uat.nn.encoders import build_observation_encoder
-from uat.nn.kernels.linear import Linear
 from uat.nn.utility import Gates
 from uat.types import Spec, check_choices
 
@@ -60,7 +59,7 @@ class Trace:
 
 class FeedForward(nn.Sequential):
     def __init__(self, d_model: int, d_ff: int) -> None:
-        super().__init__(Linear(d_model, d_ff), nn.ReLU(), Linear(d_ff, d_model))
+        super().__init__(nn.Linear(d_model, d_ff), nn.ReLU(), nn.Linear(d_ff, d_model))
 
 
 class Block(nn.Module):
