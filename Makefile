@@ -24,7 +24,7 @@ test-slow: install
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	$(BIN)/pyright -p pyproject.toml
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis
