@@ -12,7 +12,7 @@ from uat.runs import Run
 from uat.runs import load_policy as load
 from uat.runs import save_policy as save
 from uat.serving import Session
-from uat.training import train
+from uat.training import train, train_together
 from uat.types import Assets, Batch, Clock, Discrete, Items, Score, Spec, Step, Trajectory, Vector, Weights
 
 __version__ = "0.1.0"
@@ -46,4 +46,5 @@ __all__ = [
     "recipe",
     "save",
     "train",
+    "train_together",
 ]

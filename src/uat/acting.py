@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uat.types import Agent, Discrete, Noise, Simulator, Spec, Trajectory
+from uat.types import Agent, Discrete, Noise, Simulator, Spec, Step, Trajectory
 
 
 def choose(logits_BA: Tensor, spec: Spec, gumbel_BA: Tensor | None = None) -> Tensor:
@@ -19,6 +19,14 @@ def choose(logits_BA: Tensor, spec: Spec, gumbel_BA: Tensor | None = None) -> Te
     if isinstance(spec.action, Discrete):
         return (logits_BA if gumbel_BA is None else logits_BA + gumbel_BA).argmax(-1)
     return logits_BA.softmax(-1)
+
+
+def decide(agent: Any, spec: Spec, state: Any, step: Step, gumbel_BA: Tensor | None) -> tuple[Tensor, Any]:
+    """The action of each stream and the state after it; an agent that chooses by itself does."""
+    if hasattr(agent, "decide"):
+        return agent.decide(state, step, gumbel_BA)
+    logits_BA, state = agent.step(state, step)
+    return choose(logits_BA, spec, gumbel_BA), state
 
 
 @torch.no_grad()
@@ -41,8 +49,8 @@ def rollout(
         target, allowed, facts = simulator.expert(world), simulator.allowed(world), simulator.facts(world)
         action = target
         if agent is not None:
-            logits_BA, state = agent.step(state, history.step(obs, allowed))
-            action = choose(logits_BA, spec, None if gumbel_BTA is None else gumbel_BTA[:, t])
+            gumbel_BA = None if gumbel_BTA is None else gumbel_BTA[:, t]
+            action, state = decide(agent, spec, state, history.step(obs, allowed), gumbel_BA)
         seen = {"obs": obs, "target": target, **({} if allowed is None else {"allowed": allowed})}
         world, obs, reward_B, done_B = simulator.step(world, action)
         history.add(action, reward_B)

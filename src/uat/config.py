@@ -18,7 +18,7 @@ from uat.methods import METHODS
 from uat.types import Assets, Discrete, Items, Spec, Vector, Weights, check_choices
 
 PRESETS = ("smoke", "quick", "paper")
-Precision = Literal["fp64", "fp32", "tf32"]
+Precision = Literal["fp64", "fp32", "tf32", "bf16"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +48,7 @@ class TrainConfig:
     random_start: bool = False
     """Place training episodes at random rows of the position table, so that longer episodes are in range."""
     precision: Precision = "fp32"
-    """Arithmetic: tf32 lets a GPU round the inputs of matrix products; fp64 is for checking."""
+    """Arithmetic: tf32 and bf16 let a GPU round the inputs of matrix products; fp64 is for checking."""
 
     def __post_init__(self) -> None:
         check_choices(self)

@@ -344,9 +344,6 @@ def test_a_policy_takes_the_path_that_is_named() -> None:
         policy.fused = True
         assert set_path(policy, path) is None
         assert not policy.fused
-    unfused: Any = object()
-    assert set_path(unfused, "fast") == "object has no fused step"
-    assert set_path(unfused, "cached") is None
 
 
 def test_the_sizes_are_those_that_are_quoted() -> None:

@@ -15,11 +15,12 @@ if not CUDA:
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
 pytest.importorskip("triton")
 
-from tests.builders import randomise
+from tests.builders import random_batch, randomise
+from uat.acting import choose
 from uat.methods.uat import UAT, UATConfig
 from uat.methods.vanilla import Vanilla, VanillaConfig
-from uat.nn.kernels.triton_step import fused_step, unfit
-from uat.types import Discrete, Spec, Step, Vector, Weights
+from uat.nn.kernels.triton_step import WIDEST, fused_step, pack, unfit
+from uat.types import Assets, Discrete, Items, Spec, Step, Vector, Weights
 
 DEVICE = "cuda" if CUDA else "cpu"
 SPEC = Spec(obs=Vector(5), action=Discrete(4), horizon=1000)
@@ -41,6 +42,7 @@ def worst_difference(policy: UAT | Vanilla, streams: int, steps: int) -> float:
     slow, fast = (policy.init_state(streams, steps, DEVICE) for _ in range(2))
     cache, ubar_BU = (fast, None) if not isinstance(policy, UAT) else (fast.cache, fast.ubar_BU)
     cache.kv_L2BHSE.fill_(POISON)
+    cache.layers = pack(policy.backbone)
     generator, worst = torch.Generator().manual_seed(0), 0.0
 
     def random(*shape: int) -> Tensor:
@@ -53,13 +55,15 @@ def worst_difference(policy: UAT | Vanilla, streams: int, steps: int) -> float:
         step = Step(obs=random(streams, 5), **known)
         with torch.no_grad():
             expected, slow = policy.step(slow, step)
-            found = policy.head.logits(fused_step(policy.backbone, utility, step, cache, ubar_BU))
+            noise = -torch.log(-torch.log(torch.rand(streams, 4, generator=generator))).to(DEVICE)
+            found, choice = fused_step(policy.backbone, utility, policy.head, step, cache, ubar_BU, noise)
+            assert torch.equal(choice, choose(found, SPEC, noise))
         worst = max(worst, ((found - expected).abs().max() / expected.abs().max()).item())
     return worst
 
 
 @pytest.mark.parametrize("kind", [UAT, Vanilla])
-@pytest.mark.parametrize(("streams", "steps"), [(1, 35), (3, 4), (19, 2)])
+@pytest.mark.parametrize(("streams", "steps"), [(1, 70), (3, 4), (19, 2)])
 def test_fused_step_equals_the_slow_one(kind: type[UAT] | type[Vanilla], streams: int, steps: int) -> None:
     assert worst_difference(build(kind), streams, steps) < 1e-5
 
@@ -81,13 +85,43 @@ def test_sizes_that_do_not_fit_are_named(sizes: dict[str, int], reason: str) -> 
     assert reason in (unfit(policy.backbone, None) or "")
 
 
-def test_weights_and_doubles_take_the_slow_step() -> None:
+def test_doubles_take_the_slow_step() -> None:
     double = build(UAT).double()
     assert isinstance(double, UAT)
     assert "float64" in (unfit(double.backbone, double.utility) or "")
-    spec = Spec(obs=Vector(5), action=Weights(4), horizon=3)
-    policy = UAT(spec, UATConfig(**SMALL))
-    assert "discrete" in (unfit(policy.backbone, policy.utility) or "")
+
+
+SPECS = [
+    Spec(obs=Items(7), action=Discrete(3), horizon=4),
+    Spec(obs=Assets(3, 2), action=Weights(3), horizon=4),
+    Spec(obs=Vector(200), action=Discrete(150), horizon=4),
+]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("masked", [False, True])
+def test_every_kind_of_observation_and_action(spec: Spec, masked: bool) -> None:
+    policy = randomise(UAT(spec, UATConfig(**SMALL)), 1).float().to(DEVICE).eval()
+    slow, fast = (policy.init_state(3, 4, DEVICE) for _ in range(2))
+    fast.cache.layers = pack(policy.backbone)
+    batch = random_batch(spec, whole=True).to(DEVICE)
+    for t in range(4):
+        allowed = torch.ones(3, spec.action.count, dtype=torch.bool, device=DEVICE)
+        allowed[:, 1] = False
+        told = {name: getattr(batch, name)[:, t] for name in ("obs", "prev_action", "prev_reward")}
+        told = {name: x.float() if x.is_floating_point() else x for name, x in told.items()}
+        first = torch.full((3,), t == 0, device=DEVICE)
+        step = Step(**told, first=first, allowed=allowed if masked else None)
+        with torch.no_grad():
+            expected, slow = policy.step(slow, step)
+            found, choice = fused_step(policy.backbone, policy.utility, policy.head, step, fast.cache, fast.ubar_BU)
+        assert torch.equal(found.isinf(), expected.isinf())
+        seen = expected.isfinite()
+        assert (found - expected)[seen].abs().max() < 1e-5 * expected[seen].abs().max()
+        if isinstance(spec.action, Weights) or spec.action.count > WIDEST:
+            assert choice is None
+        else:
+            assert torch.equal(choice, choose(found, spec))
 
 
 @pytest.mark.skipif(CUDA, reason="shows what happens without CUDA")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -65,12 +65,8 @@ def settings(method: str, sizes: Sizes, precision: str) -> RunConfig:
 
 def set_path(policy: Policy, path: str) -> str | None:
     """Let the policy's step take this path; why it cannot, if so."""
-    if path == "fast":
-        fuse = getattr(policy, "fuse", None)
-        return f"{type(policy).__name__} has no fused step" if fuse is None else fuse()
-    if getattr(policy, "fused", False):
-        policy.fused = False
-    return None
+    policy.fused = False
+    return policy.fuse() if path == "fast" else None
 
 
 class Training:
@@ -84,6 +80,9 @@ class Training:
         self.reason = set_path(self.policy, path)
         """Why this path cannot be taken; None if it can."""
         self._epoch = trainer.epoch(self.policy.phases()[0])
+        self.policy.fused_pass = self.policy.fused_pass and path == "fast"
+        if path != "fast" and hasattr(self.player.simulator, "fused"):
+            cast(Any, self.player.simulator).fused = False
         self._ids, self._seed = torch.arange(config.train.batch_size), split_seed("train", config.seed)
         self._agent: Any = Recomputing(self.policy) if path == "recompute" else self.policy
         self._captured = device.type == "cuda" and path in ("graph", "fast")

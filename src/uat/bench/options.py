@@ -24,8 +24,8 @@ class Bench:
     """Where to run, cpu or cuda; unset: CUDA if there is one."""
     threads: int | None = None
     """CPU threads; unset: one for a step (latency), all cores for the rest (throughput)."""
-    precision: Literal["fp32", "tf32"] = "fp32"
-    """Arithmetic: tf32 lets a GPU round the inputs of matrix products."""
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+    """Arithmetic: tf32 and bf16 let a GPU round the inputs of matrix products."""
     repeats: int = 10
     """Calls timed of each rollout, optimize step and epoch; of a step, twenty times as many. Slow ones get fewer."""
     quick: bool = False

@@ -39,8 +39,8 @@ def bench(options: Bench, say: Callable[[str], None] = lambda line: None) -> Res
 class Running:
     def __init__(self, options: Bench, say: Callable[[str], None]) -> None:
         self.options, self.say, self.device = options, say, pick_device(options.device)
-        if options.precision == "tf32" and self.device.type != "cuda":
-            raise ValueError("precision 'tf32' is for CUDA; use precision 'fp32' on a CPU")
+        if options.precision != "fp32" and self.device.type != "cuda":
+            raise ValueError(f"precision {options.precision!r} is for CUDA; use precision 'fp32' on a CPU")
         self.sizes = QUICK if options.quick else FULL
         self.configs = {m: settings(m, self.sizes, options.precision) for m in dict.fromkeys(options.methods)}
         self.result = Result()

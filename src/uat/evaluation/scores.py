@@ -116,7 +116,8 @@ def _measure(domain: Any, agent: Any, count: int, device: torch.device) -> dict[
     is_policy = isinstance(agent, torch.nn.Module)
     player = Player(agent, domain.simulator("test", device), device=device, sampled=agent is not None and agent.sampled)
     at_once = 1024 if is_policy or agent is None else 128
-    return play_all(player, count, split_seed("test", 0), domain.measure, at_once)
+    found = play_all(player, count, split_seed("test", 0), domain.measure, at_once)
+    return {name: values.cpu() for name, values in found.items()}
 
 
 def _flat(found: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from uat.acting import choose
 from uat.nn.blocks import Trace
 from uat.nn.heads import Head
 from uat.types import Batch, Losses, Spec, Step, masked_sum
@@ -42,6 +43,8 @@ class Policy(nn.Module, ABC):
     head: Head
     fused: bool = False
     """Whether `step` takes the fused path; see `fuse`."""
+    fused_pass: bool = False
+    """Whether `features` takes the fused path in training; see `fuse_pass`."""
 
     def __init__(self, spec: Spec, config: Any) -> None:
         super().__init__()
@@ -59,9 +62,25 @@ class Policy(nn.Module, ABC):
     def step(self, state: Any, step: Step) -> tuple[Tensor, Any]:
         """Logits (B, A) of this step, and the state after it; the state that came in is consumed."""
 
+    def decide(self, state: Any, step: Step, gumbel_BA: Tensor | None = None) -> tuple[Tensor, Any]:
+        """The action of each stream (see `choose`), and the state after this step."""
+        logits_BA, state = self.step(state, step)
+        return choose(logits_BA, self.spec, gumbel_BA), state
+
     def fuse(self) -> str | None:
         """Let `step` take the fused path from now on; if there is none for this policy and device, why."""
         return f"{type(self).__name__} has no fused step"
+
+    def fuse_pass(self) -> str | None:
+        """Let training take the fused pass from now on; if there is none for this policy and device, why."""
+        return f"{type(self).__name__} has no fused pass"
+
+    def reseed(self, seed: int) -> None:
+        """Decide what the next training pass drops."""
+        torch.manual_seed(seed)
+        for name, buffer in self.named_buffers():
+            if name.endswith("dropout_seed"):
+                buffer.fill_(seed)
 
     def logits(self, batch: Batch) -> Tensor:
         """Logits (B, T, A) at every step; for small action sets."""

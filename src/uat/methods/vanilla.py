@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from uat.acting import choose
 from uat.methods.policy import Policy
 from uat.nn import kernels
 from uat.nn.blocks import Trace, Transformer, TransformerConfig
@@ -34,22 +35,32 @@ class Vanilla(Policy):
         self.head = build_head(spec, config.d_model)
 
     def features(self, batch: Batch) -> Tensor:
+        if self.fused_pass and self.training:
+            return kernels.fused_features(self.backbone, None, batch)
         return self.backbone(batch.obs, start_B=batch.start)
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> KVCache:
-        return self.backbone.init_cache(streams, capacity)
+        return self.backbone.init_cache(streams, capacity, packed=self.fused)
 
     def step(self, state: KVCache, step: Step) -> tuple[Tensor, KVCache]:
-        h_BD = (
-            kernels.fused_step(self.backbone, None, step, state)
-            if self.fused
-            else self.backbone.step(step.obs, step.first, state)
-        )
-        return self.head.logits(h_BD, step.allowed), state
+        if self.fused and state.layers is not None:
+            return kernels.fused_step(self.backbone, None, self.head, step, state)[0], state
+        return self.head.logits(self.backbone.step(step.obs, step.first, state), step.allowed), state
+
+    def decide(self, state: KVCache, step: Step, gumbel_BA: Tensor | None = None) -> tuple[Tensor, KVCache]:
+        if self.fused and state.layers is not None:
+            logits_BA, choice_B = kernels.fused_step(self.backbone, None, self.head, step, state, gumbel_BA=gumbel_BA)
+            return choose(logits_BA, self.spec, gumbel_BA) if choice_B is None else choice_B, state
+        return super().decide(state, step, gumbel_BA)
 
     def fuse(self) -> str | None:
         reason = kernels.unfit(self.backbone, None)
         self.fused = reason is None
+        return reason
+
+    def fuse_pass(self) -> str | None:
+        reason = kernels.unfit_pass(self.backbone, None, self.spec.horizon)
+        self.fused_pass = reason is None
         return reason
 
     def trace(self, batch: Batch) -> Trace:

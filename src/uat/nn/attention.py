@@ -107,7 +107,9 @@ class Attention(nn.Module):
     ) -> Tensor:
         q_BHE, k_BHE, v_BHE = (self._split(y) for y in self.project(x_BD, rho_BD, g_BD))
         k_BHSE, v_BHSE = cache.write(layer, k_BHE, v_BHE)
-        h_BHE = F.scaled_dot_product_attention(q_BHE[:, :, None], k_BHSE, v_BHSE, attn_mask=visible_BS[:, None, None])
+        h_BHE = F.scaled_dot_product_attention(
+            q_BHE[:, :, None].to(k_BHSE.dtype), k_BHSE, v_BHSE, attn_mask=visible_BS[:, None, None]
+        )
         return self.out(h_BHE.flatten(1))
 
     def logit_terms(self, x_BTD: Tensor, rho_BTD: Tensor, g_BTD: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from uat.nn import kernels
 from uat.nn.attention import Attention
 from uat.nn.cache import KVCache
 from uat.nn.encoders import build_observation_encoder
@@ -96,6 +97,10 @@ class Transformer(nn.Module):
         self.norm = nn.LayerNorm(config.d_model)
         self.blocks = nn.ModuleList(Block(config, utility=utility) for _ in range(config.num_layers))
         self.last_norm = nn.LayerNorm(config.d_model)
+        self.register_buffer("dropout_seed", torch.zeros((), dtype=torch.long), persistent=False)
+        """Decides what the fused pass drops; the slow one asks torch's generator."""
+
+    dropout_seed: Tensor
 
     def forward(self, obs_BT: Tensor, gates: Gates | None = None, start_B: Tensor | None = None) -> Tensor:
         """All steps at once: h (B, T, D)."""
@@ -104,11 +109,12 @@ class Transformer(nn.Module):
             x_BTD = block(x_BTD, rho_BTD, g_BTD)
         return self.last_norm(x_BTD)
 
-    def init_cache(self, streams: int, capacity: int) -> KVCache:
+    def init_cache(self, streams: int, capacity: int, *, packed: bool = False) -> KVCache:
+        """Memory of so many streams; `packed` if a fused step will read it."""
         self.check_range(capacity)
         c = self.config
         d_head = c.d_model // c.num_heads
-        return KVCache.empty(
+        cache = KVCache.empty(
             layers=c.num_layers,
             streams=streams,
             heads=c.num_heads,
@@ -116,6 +122,8 @@ class Transformer(nn.Module):
             d_head=d_head,
             like=self.positions,
         )
+        cache.layers = kernels.pack(self) if packed else None
+        return cache
 
     def step(self, obs_B: Tensor, first_B: Tensor, cache: KVCache, gates: Gates | None = None) -> Tensor:
         """One step of every stream: h (B, D). The cache moves on."""
@@ -137,12 +145,17 @@ class Transformer(nn.Module):
         return Trace(attention_LBHTT=torch.stack(maps), gates=gates)
 
     def embed(self, obs_BT: Tensor, start_B: Tensor | None = None) -> Tensor:
-        length = obs_BT.shape[1]
+        return self.norm(self.encoder(obs_BT) + self.placed(obs_BT.shape[1], start_B))
+
+    def placed(self, length: int, start_B: Tensor | None = None) -> Tensor:
+        """Rows of the position table for so many steps: (T, D), or (B, T, D) if episodes start in different places."""
         self.check_range(length)
-        t = torch.arange(length, device=obs_BT.device)
-        position = t if start_B is None else start_B[:, None] + t  # (T,) or (B, T)
-        p = self.positions[position.clamp_max(self.positions.shape[0] - 1)]
-        return self.norm(self.encoder(obs_BT) + p)
+        table = self.positions.shape[0]
+        if start_B is None and length <= table:
+            return self.positions[:length]
+        t = torch.arange(length, device=self.positions.device)
+        position = t if start_B is None else start_B[:, None] + t
+        return self.positions[position.clamp_max(table - 1)]
 
     def _layers(self, gates: Gates | None) -> Iterator[tuple[Block, Tensor | None, Tensor | None]]:
         for layer, block in enumerate(self.blocks):

@@ -18,6 +18,8 @@ class KVCache:
     kv_L2BHSE: Tensor
     length_B: Tensor
     """Steps that each stream has seen; its next step goes into this slot."""
+    layers: Tensor | None = None
+    """The weights of all layers as a fused step reads them: those of the moment when this memory was opened."""
 
     @staticmethod
     def empty(*, layers: int, streams: int, heads: int, capacity: int, d_head: int, like: Tensor) -> KVCache:
@@ -38,8 +40,8 @@ class KVCache:
         """Put this step's key and value into each stream's next slot; all keys and values (B, H, S, E) of the layer."""
         kv_2BHSE = self.kv_L2BHSE[layer]
         slot_B = self.length_B[:, None, None, None].expand(*k_BHE.shape[:2], 1, k_BHE.shape[-1])
-        kv_2BHSE[0].scatter_(2, slot_B, k_BHE[:, :, None])
-        kv_2BHSE[1].scatter_(2, slot_B, v_BHE[:, :, None])
+        kv_2BHSE[0].scatter_(2, slot_B, k_BHE[:, :, None].to(kv_2BHSE.dtype))
+        kv_2BHSE[1].scatter_(2, slot_B, v_BHE[:, :, None].to(kv_2BHSE.dtype))
         return kv_2BHSE[0], kv_2BHSE[1]
 
     def visible(self) -> Tensor:

@@ -27,6 +27,8 @@ class Epoch:
         self.optimizer = checkpoint.optimizer
         self.start_B: Tensor | None = None
         self.captured: Captured[dict[str, Tensor]] | None = None
+        self.path = "eager pass" if player.device.type != "cuda" else policy.fuse_pass() or "fused pass"
+        """Which code the optimize step runs, for whoever watches."""
 
     def run(self, index: int, epoch: int) -> dict[str, Tensor]:
         """Play the index-th batch of worlds, then one optimizer step at the rates of this epoch (the first is 1)."""
@@ -37,7 +39,7 @@ class Epoch:
         set_rates(self.optimizer, c.train, epoch)
         if self.player.device.type == "cuda" and self.captured is None:
             self.captured = Captured(lambda: self.optimize(trajectory), preserve=self.checkpoint.tensors().values())
-        torch.manual_seed(derive(c.seed, "dropout", index))
+        self.policy.reseed(derive(c.seed, "dropout", index))
         if self.captured is None:
             return self.optimize(trajectory)
         return {name: value.clone() for name, value in self.captured().items()}

@@ -80,11 +80,11 @@ class Player:
 def play_all(
     player: Player, episodes: int, seed: int, measure: Callable[[Trajectory], dict[str, Tensor]], at_once: int = 1024
 ) -> dict[str, Tensor]:
-    """The metrics of episodes 0 .. n-1, in batches of one size (the last is filled up and cut)."""
+    """The metrics of episodes 0 .. n-1, in batches of one size (the last is filled up and cut); still on the device."""
     at_once = min(at_once, episodes)
     parts: dict[str, list[Tensor]] = {}
     for begin in range(0, episodes, at_once):
         measured = measure(player.play(torch.arange(begin, begin + at_once), seed))
         for name, values in measured.items():
-            parts.setdefault(name, []).append(values[: episodes - begin].double().cpu())
+            parts.setdefault(name, []).append(values[: episodes - begin].double())
     return {name: torch.cat(values) for name, values in parts.items()}

@@ -31,10 +31,12 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def precision(name: str) -> Iterator[None]:
+    """How matrix products on a GPU round what goes into them; sums, norms and the residual stream stay float32."""
     before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = name in ("tf32", "bf16")
     try:
-        yield
+        with torch.autocast("cuda", torch.bfloat16, enabled=name == "bf16", cache_enabled=False):
+            yield
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
 

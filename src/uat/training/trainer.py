@@ -69,24 +69,37 @@ class Trainer:
         self.player = Player(self.policy, self.domain.simulator("train", device), device=device, sampled=True)
         self.judge = Player(self.policy, self.domain.simulator("validation", device), device=device, sampled=False)
 
+    @property
+    def own_noise(self) -> bool:
+        """Whether training leaves torch's generator on the device alone."""
+        return self.policy.fuse_pass() is None or getattr(self.config.method, "dropout", 0.0) == 0
+
     def train(self, progress: ShowProgress) -> None:
+        for _ in self.turns(progress):
+            pass
+
+    def turns(self, progress: ShowProgress) -> Iterator[None]:
+        """Train, and pause wherever the device has work and another training may hand over its own."""
         if self.standing.finished:
             return
         with tensorboard(self.run, after=self.standing.total) as write:
             for index, phase in enumerate(self.policy.phases()):
                 if index >= self.standing.phase:
                     self.standing.begin(index)
-                    self._train_phase(phase, progress, write)
+                    yield from self._train_phase(phase, progress, write)
         self.standing.finished = True
         self.checkpoint.save(self.standing)
 
     def epoch(self, phase: Phase) -> Epoch:
         return Epoch(self.config, self.policy, phase, self.player, self.checkpoint)
 
-    def _train_phase(self, phase: Phase, progress: ShowProgress, write: Callable[[dict[str, Any]], None]) -> None:
+    def _train_phase(
+        self, phase: Phase, progress: ShowProgress, write: Callable[[dict[str, Any]], None]
+    ) -> Iterator[None]:
         c, standing, epoch = self.config.train, self.standing, self.epoch(phase)
         pending: list[dict[str, Any]] = []  # rows whose numbers still lie on the device
-        label = f"{self.config.method_name} on {self.config.domain_name}/{self.domain.task} ({self.player.path})"
+        what = f"{self.config.method_name} on {self.config.domain_name}/{self.domain.task}"
+        label = f"{what} ({self.player.path}, {epoch.path})"
         since = time.perf_counter()
         with progress(label, c.epochs) as shown:
             while standing.epoch < c.epochs and not (standing.settled and self._out_of_patience()):
@@ -96,6 +109,8 @@ class Trainer:
                 pending.append({"epoch": standing.total, "phase": phase.name, **numbers})
                 if standing.settled:
                     pending[-1] |= {f"validation/{name}": value for name, value in self.validate().items()}
+                yield
+                if standing.settled:
                     rows, pending = [_read(row) for row in pending], []
                     note = self._settle(rows)
                     now = time.perf_counter()
@@ -105,10 +120,10 @@ class Trainer:
                         write(row)
                 shown.update(standing.epoch, note)
 
-    def validate(self) -> dict[str, float]:
-        """Greedy play on the validation episodes."""
+    def validate(self) -> dict[str, Tensor]:
+        """Greedy play on the validation episodes; the means still lie on the device."""
         count, seed = self.config.train.validation_episodes, split_seed("validation", 0)
-        return {name: x.mean().item() for name, x in play_all(self.judge, count, seed, self.domain.measure).items()}
+        return {name: x.mean() for name, x in play_all(self.judge, count, seed, self.domain.measure).items()}
 
     def _settle(self, rows: list[dict[str, Any]]) -> str:
         """Judge the epochs since the last checkpoint, log them and save; what to tell whoever watches."""

@@ -9,6 +9,7 @@ Axes: B worlds, C cells of the agent and G cells of the goal (row * size + colum
 
 from __future__ import annotations
 
+import importlib.util
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -132,6 +133,8 @@ class World:
     ended_B: Tensor
     """False everywhere: no episode ends before the horizon."""
     t: int = 0
+    target_B: Tensor | None = None
+    """The expert's action, where it was looked up with the step."""
 
 
 class DarkRoomSimulator:
@@ -142,6 +145,8 @@ class DarkRoomSimulator:
         self.spec = config.spec
         self.device = device
         self.grid = Grid.build(config.size, config.tie_break).to(device)
+        self.fused = torch.device(device).type == "cuda" and importlib.util.find_spec("triton") is not None
+        """Whether a step's lookups are one launch."""
 
     def noise(self, episode_ids: Tensor, seed: int) -> Noise:
         c, ids_B = self.config, episode_ids.to(self.device)
@@ -168,16 +173,31 @@ class DarkRoomSimulator:
         return world, self._observe(world)
 
     def expert(self, world: World) -> Tensor:
+        if world.target_B is not None:
+            return world.target_B
         return self.grid.expert_2CG[world.coin_BT[:, world.t], world.position_B, self._goal(world)]
 
     def allowed(self, world: World) -> None:
         return None
 
     def step(self, world: World, action: Tensor) -> tuple[World, Tensor, Tensor, Tensor]:
+        if self.fused:
+            return self._fused_step(world, action)
         reward_B = self.grid.reward_ACG[action, world.position_B, self._goal(world)]
         after = replace(world, position_B=self.grid.next_AC[action, world.position_B], t=world.t + 1)
-        done_B = ~world.ended_B if after.t == self.spec.horizon else world.ended_B
-        return after, self._observe(after), reward_B, done_B
+        return after, self._observe(after), reward_B, self._done(after)
+
+    def _fused_step(self, world: World, action: Tensor) -> tuple[World, Tensor, Tensor, Tensor]:
+        from uat.domains.darkroom.kernel import move
+
+        after = replace(world, t=world.t + 1)
+        fires_B, coin_B = world.fires_BT[:, after.t], world.coin_BT[:, min(after.t, self.spec.horizon - 1)]
+        moved = move(self.grid, action, world.position_B, self._goal(world), self._goal(after), fires_B, coin_B)
+        after = replace(after, position_B=moved.position_B, target_B=moved.target_B)
+        return after, moved.obs_BO, moved.reward_B, self._done(after)
+
+    def _done(self, after: World) -> Tensor:
+        return ~after.ended_B if after.t == self.spec.horizon else after.ended_B
 
     def facts(self, world: World) -> dict[str, Tensor]:
         return {"position": world.position_B, "goal": self._goal(world)}

@@ -10,8 +10,9 @@ from torch import Tensor
 if TYPE_CHECKING:
     from uat.nn.blocks import Transformer
     from uat.nn.cache import KVCache
+    from uat.nn.heads import Head
     from uat.nn.utility import UtilityGates
-    from uat.types import Step
+    from uat.types import Batch, Step
 
 
 def unfit(backbone: Transformer, utility: UtilityGates | None) -> str | None:
@@ -26,10 +27,40 @@ def unfit(backbone: Transformer, utility: UtilityGates | None) -> str | None:
     return None if reason is None else f"no fused step: {reason}"
 
 
+def unfit_pass(backbone: Transformer, utility: UtilityGates | None, steps: int) -> str | None:
+    """Why training on episodes of so many steps cannot take the fused pass; None if it can."""
+    if (reason := unfit(backbone, utility)) is not None:
+        return reason.replace("fused step", "fused pass")
+    from uat.nn.kernels.triton_train import unfit as too_odd
+
+    reason = too_odd(backbone, steps)
+    return None if reason is None else f"no fused pass: {reason}"
+
+
+def fused_features(backbone: Transformer, utility: UtilityGates | None, batch: Batch) -> Tensor:
+    """h (B, T, D) of whole episodes with fast gradients, by Triton."""
+    from uat.nn.kernels.triton_train import fused_features as fused
+
+    return fused(backbone, utility, batch)
+
+
+def pack(backbone: Transformer) -> Tensor:
+    """The weights of all layers as the fused step reads them."""
+    from uat.nn.kernels.triton_step import pack as side_by_side
+
+    return side_by_side(backbone)
+
+
 def fused_step(
-    backbone: Transformer, utility: UtilityGates | None, step: Step, cache: KVCache, ubar_BU: Tensor | None = None
-) -> Tensor:
-    """h (B, D) of one step of every stream, by Triton."""
+    backbone: Transformer,
+    utility: UtilityGates | None,
+    head: Head,
+    step: Step,
+    cache: KVCache,
+    ubar_BU: Tensor | None = None,
+    gumbel_BA: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Logits (B, A) of one step of every stream, and the choice (B,) among ids, by Triton."""
     from uat.nn.kernels.triton_step import fused_step as fused
 
-    return fused(backbone, utility, step, cache, ubar_BU)
+    return fused(backbone, utility, head, step, cache, ubar_BU, gumbel_BA)

@@ -1,10 +1,12 @@
-"""One step of every stream in 1 + L launches (Triton), instead of a hundred.
+"""One step of every stream in one launch (Triton), from the observation to the chosen action, instead of a hundred.
 
-The slow twin is `UtilityGates.step` followed by `Transformer.step`; tests hold the two equal. A program serves a few
-streams and walks through the layer with everything in registers; matrix products take 16 rows, of which those few are
-real. Weights are read where they lie: nothing is packed anew after an update.
+The slow twin is `UtilityGates.step`, `Transformer.step`, `Head.logits` and `choose`; tests hold them equal. A program
+serves a few streams and walks through all layers with everything in registers; matrix products take 16 rows, of which
+those few are real. The weights of the layers are laid side by side when a memory is opened, so that a layer is an
+offset.
 
-Shapes: B streams, D width, H heads, E head size, S capacity, F feed-forward, U utility width, L layers.
+Shapes: B streams, D width, H heads, E head size, S capacity, F feed-forward, U utility width, L layers, A actions,
+J width of an action's embedding.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from torch import Tensor
 
 from uat.nn.blocks import Block, Transformer
 from uat.nn.cache import KVCache
-from uat.nn.encoders import IdEmbedding
+from uat.nn.encoders import IdEmbedding, VectorEncoder
+from uat.nn.heads import DiscreteHead, Head
+from uat.nn.kernels.triton_parts import diagonal, norm_rows, normed, room, tanh, times, times_loaded, times_some
 from uat.nn.utility import UtilityGates
 from uat.types import Step
 
@@ -26,8 +30,10 @@ ROWS = 16
 """Least rows of a matrix product on tensor cores."""
 PROGRAMS = 132
 """About as many programs as a large GPU has multiprocessors."""
-CHUNK, WARPS = 32, 4
-"""Cached steps that are read at a time, and warps of a program."""
+CHUNK, WARPS, STAGES = 64, 4, 3
+"""Cached steps that are read at a time, warps of a program, and blocks of weights under way at a time."""
+WIDEST = 128
+"""Most entries of an observation, or actions, that are read inside the kernel; more are read outside."""
 
 
 def unfit(backbone: Transformer, utility: UtilityGates | None) -> str | None:
@@ -36,8 +42,6 @@ def unfit(backbone: Transformer, utility: UtilityGates | None) -> str | None:
     sizes = {"d_model": c.d_model, "d_ff": c.d_ff}
     if utility is not None:
         sizes |= {"d_utility": utility.d_utility, "d_hidden": utility.encoder.d_hidden}
-        if not isinstance(utility.encoder.action, IdEmbedding):
-            return "it takes discrete actions alone"
     for name, size in sizes.items():
         if size & (size - 1) or not 16 <= size <= 256:
             return f"it takes powers of two from 16 to 256, and {name} is {size}"
@@ -48,201 +52,278 @@ def unfit(backbone: Transformer, utility: UtilityGates | None) -> str | None:
     return None
 
 
-def fused_step(
-    backbone: Transformer, utility: UtilityGates | None, step: Step, cache: KVCache, ubar_BU: Tensor | None = None
-) -> Tensor:
-    """h (B, D) of this step. Cache, lengths and regime state move on in place."""
-    c = backbone.config
-    streams, d, gated = step.obs.shape[0], c.d_model, utility is not None
-    e_BD = backbone.encoder(step.obs)
-    x_BD, scratch_2BD = torch.empty_like(e_BD), e_BD.new_empty(2, streams, d)
-    gates = e_BD.new_empty(c.num_layers + 1, streams, d) if gated else e_BD  # rho, then g of each layer
-    real = min(ROWS, triton.next_power_of_2(triton.cdiv(streams, PROGRAMS)))
-    grid = (triton.cdiv(streams, real),)
-    precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
-    same = {"D": d, "REAL": real, "ROWS": ROWS, "PRECISION": precision, "UTILITY": gated, "num_warps": WARPS}
-    cast(Any, _open)[grid](
-        e_BD, backbone.positions, cache.length_B, backbone.norm.weight, backbone.norm.bias, step.first,
-        *_feedback(utility, step, ubar_BU, e_BD), x_BD, gates, streams, backbone.positions.shape[0],
-        **same, **_widths(utility), L=c.num_layers,
-    )  # fmt: skip
-    for layer, block in enumerate(backbone.blocks):
+def pack(backbone: Transformer) -> Tensor:
+    """The weights of all layers side by side, in the order in which `_step` reads them."""
+    parts: list[Tensor] = []
+    for block in backbone.blocks:
         assert isinstance(block, Block)
-        project, attention, (ff1, _, ff2) = block.attention.project, block.attention, block.ff
-        bias = project.weight if project.bias_3HEE is None else project.bias_3HEE
-        cast(Any, _layer)[grid](
-            x_BD, gates, gates[layer + 1] if gated else gates, cache.kv_L2BHSE[layer], cache.length_B, scratch_2BD,
-            block.attention_norm.weight, block.attention_norm.bias, project.weight, bias,
-            attention.out.weight, attention.out.bias, block.ff_norm.weight, block.ff_norm.bias,
-            ff1.weight, ff1.bias, ff2.weight, ff2.bias, backbone.last_norm.weight, backbone.last_norm.bias,
-            streams, cache.capacity, **same, H=c.num_heads, E=d // c.num_heads, F=c.d_ff, CHUNK=CHUNK,
-            SCALE=(d // c.num_heads) ** -0.5, LAST=layer == c.num_layers - 1,
-        )  # fmt: skip
-    return x_BD
+        a, (ff1, _, ff2) = block.attention, block.ff
+        parts += [block.attention_norm.weight, block.attention_norm.bias, a.project.weight]
+        parts += [] if a.project.bias_3HEE is None else [a.project.bias_3HEE]
+        parts += [a.out.weight, a.out.bias, block.ff_norm.weight, block.ff_norm.bias]
+        parts += [ff1.weight, ff1.bias, ff2.weight, ff2.bias]
+    return torch.cat([part.detach().flatten() for part in parts])
 
 
-def _feedback(utility: UtilityGates | None, step: Step, ubar_BU: Tensor | None, any_tensor: Tensor) -> list[Tensor]:
-    """What `_open` reads to make gates; without utility it reads nothing, whatever is passed."""
+def fused_step(
+    backbone: Transformer,
+    utility: UtilityGates | None,
+    head: Head,
+    step: Step,
+    cache: KVCache,
+    ubar_BU: Tensor | None = None,
+    gumbel_BA: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Logits (B, A) of this step and, where actions are ids, the choice (B,). Cache and regime state move on in place.
+
+    With Gumbel noise the choice is a sample of the logits, without it their arg-max.
+    """
+    assert cache.layers is not None
+    c, actions = backbone.config, head.linear.out_features
+    streams, d, gated = step.obs.shape[0], c.d_model, utility is not None
+    inside = actions <= WIDEST
+    out = cache.kv_L2BHSE.new_empty(streams, actions if inside else d)
+    choice_B = torch.empty(streams, dtype=torch.long, device=out.device)
+    seen, encode = _observation(backbone, step.obs)
+    feedback, widths = _feedback(utility, step, ubar_BU, out)
+    real = min(ROWS, triton.next_power_of_2(triton.cdiv(streams, PROGRAMS)))
+    cast(Any, _step)[(triton.cdiv(streams, real),)](
+        cache.layers, *seen, backbone.positions, backbone.norm.weight, backbone.norm.bias, *feedback,
+        backbone.last_norm.weight, backbone.last_norm.bias, head.linear.weight, head.linear.bias,
+        step.first, cache.length_B, cache.kv_L2BHSE,
+        out if step.allowed is None else step.allowed.contiguous(), out if gumbel_BA is None else gumbel_BA,
+        0 if gumbel_BA is None else gumbel_BA.stride(0), out, choice_B,
+        streams, cache.capacity, cache.kv_L2BHSE.stride(1), backbone.positions.shape[0],
+        D=d, H=c.num_heads, E=d // c.num_heads, F=c.d_ff, L=c.num_layers, A=actions, A_ROOM=room(actions),
+        SCALE=(d // c.num_heads) ** -0.5, REAL=real, ROWS=ROWS, CHUNK=CHUNK,
+        SEATS=room(real * c.num_heads), BLOCK=min(64, c.d_ff), STAGES=STAGES, SINGLE=cache.capacity <= CHUNK,
+        UTILITY=gated, HEAD=inside,
+        MASKED=step.allowed is not None, SAMPLED=gumbel_BA is not None, PRECISION=products(), **encode, **widths,
+        num_warps=WARPS if d <= 64 else 2 * WARPS,
+    )  # fmt: skip
+    if not inside:
+        return head.logits(out, step.allowed), None
+    return out, choice_B if isinstance(head, DiscreteHead) else None
+
+
+def products() -> str:
+    """How matrix products round what goes into them."""
+    if torch.is_autocast_enabled("cuda"):
+        return "bf16"
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+
+
+def _observation(backbone: Transformer, obs: Tensor) -> tuple[list[Tensor], dict[str, Any]]:
+    """What `_step` reads of the observation: a vector and its map, ids and their table, or what is embedded already."""
+    encoder = backbone.encoder
+    if isinstance(encoder, IdEmbedding):
+        return [obs.contiguous(), encoder.weight, encoder.weight], {"ENCODE": "ids", "WIDTH": 1, "WIDTH_ROOM": 16}
+    if isinstance(encoder, VectorEncoder) and obs.dim() == 2 and obs.shape[1] <= WIDEST:
+        width, linear = obs.shape[1], encoder.linear
+        sizes = {"ENCODE": "map", "WIDTH": width, "WIDTH_ROOM": room(width)}
+        return [obs.float().contiguous(), linear.weight, linear.bias], sizes
+    e_BD = encoder(obs).float()
+    return [e_BD, e_BD, e_BD], {"ENCODE": "done", "WIDTH": 1, "WIDTH_ROOM": 16}
+
+
+def _feedback(
+    utility: UtilityGates | None, step: Step, ubar_BU: Tensor | None, unread: Tensor
+) -> tuple[list[Tensor], dict[str, Any]]:
+    """What `_step` reads to make gates; without utility it reads nothing, whatever is passed."""
     if utility is None or ubar_BU is None:
-        return [any_tensor] * 8
+        return [unread] * 8, {"J": 1, "J_ROOM": 16, "HIDDEN": 16, "U": 16, "DECAY": 0.0, "IDS": True}
     first, _, last = utility.encoder.mlp
-    table = utility.encoder.action.get_parameter("weight")
+    action, width = utility.encoder.action, first.in_features - 1
+    ids = isinstance(action, IdEmbedding)
+    told = step.prev_action.contiguous() if ids else action(step.prev_action).float()
+    table = action.weight if isinstance(action, IdEmbedding) else told
     weights = [table, first.weight, last.weight, utility.token.weight, utility.regime.weight]
-    return [step.prev_action, step.prev_reward, *weights, ubar_BU]
-
-
-def _widths(utility: UtilityGates | None) -> dict[str, Any]:
-    if utility is None:
-        return {"A": 1, "A_ROOM": 16, "HIDDEN": 16, "U": 16, "DECAY": 0.0}
-    width = utility.encoder.action.get_parameter("weight").shape[1]
-    room = max(16, triton.next_power_of_2(width + 1))
-    hidden = utility.encoder.d_hidden
-    return {"A": width, "A_ROOM": room, "HIDDEN": hidden, "U": utility.d_utility, "DECAY": utility.decay}
+    sizes = {"J": width, "J_ROOM": room(width + 1), "HIDDEN": utility.encoder.d_hidden, "U": utility.d_utility}
+    return [told, step.prev_reward.float().contiguous(), *weights, ubar_BU], {
+        **sizes,
+        "DECAY": utility.decay,
+        "IDS": ids,
+    }
 
 
 @triton.jit
-def _norm(x, w_ptr, b_ptr, d, D: tl.constexpr):
-    """LayerNorm of each row."""
-    mean = tl.sum(x, 1) / D
-    x = x - mean[:, None]
-    scale = 1.0 / tl.sqrt(tl.sum(x * x, 1) / D + 1e-5)
-    return x * scale[:, None] * tl.load(w_ptr + d)[None, :] + tl.load(b_ptr + d)[None, :]
-
-
-@triton.jit
-def _times(x, w_ptr, out, inner, IN: tl.constexpr, PRECISION: tl.constexpr):
-    """x W^T for W of shape (out, IN), row by row in memory."""
-    return tl.dot(x, tl.load(w_ptr + out[None, :] * IN + inner[:, None]), input_precision=PRECISION)
-
-
-@triton.jit
-def _offset(gate, u_ptr, d, D: tl.constexpr, E: tl.constexpr, PRECISION: tl.constexpr):
-    """U gate inside each head: one product with the heads' matrices laid along the diagonal."""
-    same_head = (d[:, None] // E) == (d[None, :] // E)
-    at = (d[None, :] // E) * E * E + (d[None, :] % E) * E + d[:, None] % E
-    return tl.dot(gate, tl.load(u_ptr + at, mask=same_head, other=0.0), input_precision=PRECISION)
-
-
-@triton.jit
-def _tanh(x):
-    return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
-
-
-@triton.jit
-def _open(
-    e_ptr, position_ptr, length_ptr, norm_w, norm_b, first_ptr, action_ptr, reward_ptr, table_ptr, w1_ptr, w2_ptr,
-    token_ptr, regime_ptr, ubar_ptr, x_ptr, gates_ptr, B, POSITIONS,
-    D: tl.constexpr, REAL: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr, A: tl.constexpr,
-    A_ROOM: tl.constexpr, HIDDEN: tl.constexpr, U: tl.constexpr, DECAY: tl.constexpr, L: tl.constexpr,
-    UTILITY: tl.constexpr,
+def _look(
+    q_i, keys_ptr, values_ptr, begin, start, across, stream_i, steps_i, top, mass, mixed, S,
+    D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, REAL: tl.constexpr, SEATS: tl.constexpr, CHUNK: tl.constexpr,
+    STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Restart streams, embed the observation, and turn feedback into the gates of all layers."""
+    """A chunk of every stream's past: the highest logit, the sum of weights and the weighted values of each row."""
+    s = begin + tl.arange(0, CHUNK)
+    logits = tl.full((SEATS, CHUNK), -float("inf"), tl.float32)
+    for r in tl.range(0, REAL, num_stages=STAGES):
+        its = stream_i == r
+        there = s < tl.max(tl.where(its, steps_i, 0), 0)
+        past = (start + r).to(tl.int64) * H * S * E + across
+        k_DS = tl.load(keys_ptr + past[:, None] + s[None, :] * E, mask=there[None, :], other=0.0)
+        logits = tl.where(its[:, None] & there[None, :], times_loaded(q_i, k_DS, PRECISION), logits)
+    higher = tl.maximum(top, tl.max(logits, 1))
+    weight, fade = tl.exp(logits - higher[:, None]), tl.exp(top - higher)
+    mass = mass * fade + tl.sum(weight, 1)
+    mixed = mixed * fade[:, None]
+    for r in tl.range(0, REAL, num_stages=STAGES):
+        its = stream_i == r
+        there = s < tl.max(tl.where(its, steps_i, 0), 0)
+        past = (start + r).to(tl.int64) * H * S * E + across
+        v_SD = tl.load(values_ptr + past[None, :] + s[:, None] * E, mask=there[:, None], other=0.0)
+        mixed += times_loaded(tl.where(its[:, None], weight, 0.0), v_SD, PRECISION)
+    return higher, mass, mixed
+
+
+@triton.jit
+def _step(
+    layers_ptr, obs_ptr, encode_w, encode_b, position_ptr, norm_w, norm_b,
+    action_ptr, reward_ptr, table_ptr, w1_ptr, w2_ptr, token_ptr, regime_ptr, ubar_ptr,
+    last_w, last_b, head_w, head_b, first_ptr, length_ptr, kv_ptr, allowed_ptr, gumbel_ptr, gumbel_stride,
+    out_ptr, choice_ptr, B, S, KV, POSITIONS,
+    D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, F: tl.constexpr, L: tl.constexpr, A: tl.constexpr,
+    A_ROOM: tl.constexpr, SCALE: tl.constexpr, REAL: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+    SEATS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, SINGLE: tl.constexpr,
+    UTILITY: tl.constexpr, HEAD: tl.constexpr, MASKED: tl.constexpr, SAMPLED: tl.constexpr, PRECISION: tl.constexpr,
+    ENCODE: tl.constexpr, WIDTH: tl.constexpr, WIDTH_ROOM: tl.constexpr, J: tl.constexpr, J_ROOM: tl.constexpr,
+    HIDDEN: tl.constexpr, U: tl.constexpr, DECAY: tl.constexpr, IDS: tl.constexpr,
+):  # fmt: skip
     row, d = tl.arange(0, ROWS), tl.arange(0, D)
-    stream = tl.program_id(0) * REAL + row
-    live = (row < REAL) & (stream < B)
-    here = stream[:, None] * D + d[None, :]
-    first = tl.load(first_ptr + stream, mask=live, other=1) != 0
-    length = tl.where(first, 0, tl.load(length_ptr + stream, mask=live, other=0))
-    tl.store(length_ptr + stream, length, mask=live)
-    position = tl.minimum(length, POSITIONS - 1)
-    p = tl.load(position_ptr + position[:, None] * D + d[None, :])
-    e = tl.load(e_ptr + here, mask=live[:, None], other=0.0)
-    tl.store(x_ptr + here, _norm(e + p, norm_w, norm_b, d, D), mask=live[:, None])
-    if UTILITY:
-        a, hidden, u = tl.arange(0, A_ROOM), tl.arange(0, HIDDEN), tl.arange(0, U)
-        action = tl.load(action_ptr + stream, mask=live, other=-1)
-        reward = tl.load(reward_ptr + stream, mask=live, other=0.0)
-        known = (action >= 0)[:, None] & (a[None, :] < A)
-        said = tl.load(table_ptr + action[:, None] * A + a[None, :], mask=known, other=0.0)
-        said = tl.where(a[None, :] == A, reward[:, None], said)  # [f_a(a); r]
-        w1 = tl.load(w1_ptr + hidden[None, :] * (A + 1) + a[:, None], mask=(a <= A)[:, None], other=0.0)
-        h = tl.maximum(tl.dot(said, w1, input_precision=PRECISION), 0.0)
-        now = _times(h, w2_ptr, u, hidden, HIDDEN, PRECISION)
-        at = stream[:, None] * U + u[None, :]
-        before = tl.load(ubar_ptr + at, mask=live[:, None], other=0.0)
-        ubar = DECAY * tl.where(first[:, None], 0.0, before) + (1 - DECAY) * now
-        tl.store(ubar_ptr + at, ubar, mask=live[:, None])
-        tl.store(gates_ptr + here, _tanh(_times(ubar, regime_ptr, d, u, U, PRECISION)), mask=live[:, None])
-        for layer in tl.static_range(L):
-            g = _tanh(_times(now, token_ptr + layer * D * U, d, u, U, PRECISION))
-            tl.store(gates_ptr + (layer + 1) * B * D + here, g, mask=live[:, None])
-
-
-@triton.jit
-def _layer(
-    x_ptr, rho_ptr, g_ptr, kv_ptr, length_ptr, scratch_ptr, norm_w, norm_b, project_ptr, bias_ptr, out_w, out_b,
-    ff_norm_w, ff_norm_b, ff1_w, ff1_b, ff2_w, ff2_b, last_w, last_b, B, S,
-    D: tl.constexpr, REAL: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr, H: tl.constexpr,
-    E: tl.constexpr, F: tl.constexpr, CHUNK: tl.constexpr, SCALE: tl.constexpr, UTILITY: tl.constexpr,
-    LAST: tl.constexpr,
-):  # fmt: skip
-    """One block: projections, cached attention, feed-forward."""
-    row, d, f = tl.arange(0, ROWS), tl.arange(0, D), tl.arange(0, F)
     start = tl.program_id(0) * REAL
     stream = start + row
     live = (row < REAL) & (stream < B)
-    here = stream[:, None] * D + d[None, :]
-    x = tl.load(x_ptr + here, mask=live[:, None], other=0.0)
-    y = _norm(x, norm_w, norm_b, d, D)
-    q = _times(y, project_ptr, d, d, D, PRECISION)
-    k = _times(y, project_ptr + D * D, d, d, D, PRECISION)
-    v = _times(y, project_ptr + 2 * D * D, d, d, D, PRECISION)
+    alive = live[:, None]
+
+    # restart, embed
+    first = tl.load(first_ptr + stream, mask=live, other=1) != 0
+    length = tl.where(first, 0, tl.load(length_ptr + stream, mask=live, other=0)).to(tl.int32)
+    if ENCODE == "map":
+        o = tl.arange(0, WIDTH_ROOM)
+        seen = alive & (o < WIDTH)[None, :]
+        seen = tl.load(obs_ptr + stream[:, None] * WIDTH + o[None, :], mask=seen, other=0.0)
+        x = times_some(seen, encode_w, d, o, WIDTH, PRECISION) + tl.load(encode_b + d)[None, :]
+    elif ENCODE == "ids":
+        item = tl.load(obs_ptr + stream, mask=live, other=-1)
+        x = tl.load(encode_w + item[:, None] * D + d[None, :], mask=(item >= 0)[:, None], other=0.0)
+    else:
+        x = tl.load(obs_ptr + stream[:, None] * D + d[None, :], mask=alive, other=0.0)
+    position = tl.minimum(length, POSITIONS - 1)
+    x += tl.load(position_ptr + position[:, None] * D + d[None, :])
+    x = norm_rows(x, norm_w, norm_b, d, D)
+
+    # feedback
     if UTILITY:
-        rho = tl.load(rho_ptr + here, mask=live[:, None], other=0.0)
-        g = tl.load(g_ptr + here, mask=live[:, None], other=0.0)
-        q += rho * _times(y, project_ptr + 3 * D * D, d, d, D, PRECISION) + _offset(rho, bias_ptr, d, D, E, PRECISION)
-        k += g * _times(y, project_ptr + 4 * D * D, d, d, D, PRECISION)
-        k += _offset(g, bias_ptr + H * E * E, d, D, E, PRECISION)
-        v += g * _times(y, project_ptr + 5 * D * D, d, d, D, PRECISION)
-        v += _offset(g, bias_ptr + 2 * H * E * E, d, D, E, PRECISION)
+        j, unit, u = tl.arange(0, J_ROOM), tl.arange(0, HIDDEN), tl.arange(0, U)
+        if IDS:
+            action = tl.load(action_ptr + stream, mask=live, other=-1)
+            known = (action >= 0)[:, None] & (j[None, :] < J)
+            said = tl.load(table_ptr + action[:, None] * J + j[None, :], mask=known, other=0.0)
+        else:
+            said = tl.load(action_ptr + stream[:, None] * J + j[None, :], mask=alive & (j < J)[None, :], other=0.0)
+        reward = tl.load(reward_ptr + stream, mask=live, other=0.0)
+        said = tl.where(j[None, :] == J, reward[:, None], said)  # [f_a(a); r]
+        now = tl.maximum(times_some(said, w1_ptr, unit, j, J + 1, PRECISION), 0.0)
+        now = times(now, w2_ptr, u, unit, HIDDEN, PRECISION)
+        at = stream[:, None] * U + u[None, :]
+        before = tl.load(ubar_ptr + at, mask=alive, other=0.0)
+        ubar = DECAY * tl.where(first[:, None], 0.0, before) + (1 - DECAY) * now
+        tl.store(ubar_ptr + at, ubar, mask=alive)
+        rho = tanh(times(ubar, regime_ptr, d, u, U, PRECISION))
 
-    slot = tl.load(length_ptr + stream, mask=live, other=0)
-    cell = stream[:, None] * H * S * E + (d[None, :] // E) * S * E + slot[:, None] * E + d[None, :] % E
-    values_ptr = kv_ptr + B * H * S * E
-    tl.store(kv_ptr + cell, k, mask=live[:, None])
-    tl.store(values_ptr + cell, v, mask=live[:, None])
-    tl.store(scratch_ptr + here, q * SCALE, mask=live[:, None])
-    tl.debug_barrier()  # the same program reads them back, laid out by head
+    # rows of attention: every head of every stream
+    i = tl.arange(0, SEATS)
+    stream_i, head_i = i // H, i % H
+    seated = (stream_i < REAL) & (start + stream_i < B)
+    restarted = tl.load(first_ptr + start + stream_i, mask=seated, other=1) != 0
+    steps_i = tl.where(restarted, 0, tl.load(length_ptr + start + stream_i, mask=seated, other=0)).to(tl.int32)
+    most = tl.max(steps_i, 0)
+    mine = (head_i[:, None] == d[None, :] // E) & seated[:, None]
+    seat = (stream_i[:, None] == row[None, :]).to(tl.float32)
+    unseat = (stream_i[None, :] == row[:, None]).to(tl.float32)
+    across = (d // E) * S * E + d % E
+    cell = stream.to(tl.int64)[:, None] * H * S * E + across[None, :] + length[:, None] * E
+    square = d[None, :] * D + d[:, None]
 
-    few = tl.arange(0, REAL)
-    real = (start + few) < B
-    length = tl.load(length_ptr + start + few, mask=real, other=0)
-    head, e = tl.arange(0, H)[None, None, :, None], tl.arange(0, E)[None, None, None, :]
-    owner = (start + few)[:, None, None, None]
-    mine = real[:, None, None, None]
-    q4 = tl.load(scratch_ptr + owner * D + head * E + e, mask=mine, other=0.0)
-    top = tl.full((REAL, H), -float("inf"), tl.float32)
-    mass = tl.zeros((REAL, H), tl.float32)
-    mixed = tl.zeros((REAL, H, E), tl.float32)
-    last = tl.max(length, 0)
-    begin = last * 0
-    while begin <= last:
-        s = begin + tl.arange(0, CHUNK)
-        seen = (s[None, :] <= length[:, None]) & real[:, None]
-        at = owner * H * S * E + head * S * E + s[None, :, None, None] * E + e
-        k4 = tl.load(kv_ptr + at, mask=seen[:, :, None, None], other=0.0)
-        logits = tl.where(seen[:, :, None], tl.sum(q4 * k4, 3), -float("inf"))  # (REAL, CHUNK, H)
-        higher = tl.maximum(top, tl.max(logits, 1))
-        higher = tl.where(real[:, None], higher, 0.0)
-        weight = tl.exp(logits - higher[:, None, :])
-        fade = tl.exp(top - higher)
-        v4 = tl.load(values_ptr + at, mask=seen[:, :, None, None], other=0.0)
-        mass = mass * fade + tl.sum(weight, 1)
-        mixed = mixed * fade[:, :, None] + tl.sum(weight[:, :, :, None] * v4, 1)
-        top = higher
-        begin += CHUNK
-    mixed = mixed / tl.where(real[:, None], mass, 1.0)[:, :, None]
-    head3, e3 = tl.arange(0, H)[None, :, None], tl.arange(0, E)[None, None, :]
-    mixed_ptr = scratch_ptr + B * D
-    tl.store(mixed_ptr + (start + few)[:, None, None] * D + head3 * E + e3, mixed, mask=real[:, None, None])
-    tl.debug_barrier()
+    w = layers_ptr
+    for layer in tl.range(0, L, num_stages=1):
+        # small things are asked for early: a wait for each of them would cost as much as a product
+        rest = w + 2 * D + 3 * D * D
+        if UTILITY:
+            rest += 3 * D * D + 3 * H * E * E
+        up = rest + D * D + 3 * D
+        down = up + F * D + F
+        norm_1w, norm_1b, out_b = tl.load(w + d), tl.load(w + D + d), tl.load(rest + D * D + d)
+        norm_2w, norm_2b = tl.load(rest + D * D + D + d), tl.load(rest + D * D + 2 * D + d)
+        down_b = tl.load(down + D * F + d)
+        blocks, block = tl.arange(0, F // BLOCK), tl.arange(0, BLOCK)
+        up_b = tl.load(up + F * D + blocks[:, None] * BLOCK + block[None, :])
 
-    h = tl.load(mixed_ptr + here, mask=live[:, None], other=0.0)
-    x += _times(h, out_w, d, d, D, PRECISION) + tl.load(out_b + d)[None, :]
-    y = _norm(x, ff_norm_w, ff_norm_b, d, D)
-    h = tl.maximum(_times(y, ff1_w, f, d, D, PRECISION) + tl.load(ff1_b + f)[None, :], 0.0)
-    x += _times(h, ff2_w, d, f, F, PRECISION) + tl.load(ff2_b + d)[None, :]
-    if LAST:
-        x = _norm(x, last_w, last_b, d, D)
-        tl.store(length_ptr + stream, slot + 1, mask=live)
-    tl.store(x_ptr + here, x, mask=live[:, None])
+        # projections: q, k and v come out of one loop, each moving up as the next arrives
+        y = normed(x, norm_1w, norm_1b, D)
+        if UTILITY:
+            g = tanh(times(now, token_ptr + layer * D * U, d, u, U, PRECISION))
+        q, k, v = y, y, y
+        for part in tl.range(0, 3, num_stages=STAGES):
+            out = times_loaded(y, tl.load(w + 2 * D + part * D * D + square), PRECISION)
+            if UTILITY:
+                gate = tl.where(part == 0, rho, g)
+                out += gate * times_loaded(y, tl.load(w + 2 * D + (3 + part) * D * D + square), PRECISION)
+                u_DD = diagonal(w + 2 * D + 6 * D * D + part * H * E * E, d, E)
+                out += times_loaded(gate, u_DD, PRECISION)
+            q, k, v = k, v, out
+        w_out = tl.load(rest + square)
+
+        # attention: this step's own key and value first, then the past
+        keys_ptr = kv_ptr + layer * 2 * KV
+        values_ptr = keys_ptr + KV
+        tl.store(keys_ptr + cell, k, mask=alive)
+        tl.store(values_ptr + cell, v, mask=alive)
+        q_i = tl.where(mine, times_loaded(seat, q * SCALE, PRECISION), 0.0)
+        top = tl.sum(q_i * times_loaded(seat, k, PRECISION), 1)
+        mixed = times_loaded(seat, v, PRECISION)
+        mass = tl.full((SEATS,), 1.0, tl.float32)
+        if SINGLE:
+            top, mass, mixed = _look(
+                q_i, keys_ptr, values_ptr, 0, start, across, stream_i, steps_i, top, mass, mixed,
+                S, D, H, E, REAL, SEATS, CHUNK, STAGES, PRECISION,
+            )  # fmt: skip
+        else:
+            begin = most * 0
+            while begin < most:
+                top, mass, mixed = _look(
+                    q_i, keys_ptr, values_ptr, begin, start, across, stream_i, steps_i, top, mass, mixed,
+                    S, D, H, E, REAL, SEATS, CHUNK, 1, PRECISION,
+                )  # fmt: skip
+                begin += CHUNK
+        h = times_loaded(unseat, tl.where(mine, mixed / mass[:, None], 0.0), PRECISION)
+
+        # out, feed-forward: hidden units a block at a time
+        x += times_loaded(h, w_out, PRECISION) + out_b[None, :]
+        y = normed(x, norm_2w, norm_2b, D)
+        change = tl.zeros((ROWS, D), tl.float32)
+        for part in tl.range(0, F // BLOCK, num_stages=STAGES):
+            f = part * BLOCK + block
+            hidden = times_loaded(y, tl.load(up + f[None, :] * D + d[:, None]), PRECISION)
+            hidden += tl.sum(tl.where((blocks == part)[:, None], up_b, 0.0), 0)[None, :]
+            change += times_loaded(tl.maximum(hidden, 0.0), tl.load(down + d[None, :] * F + f[:, None]), PRECISION)
+        x += change + down_b[None, :]
+        w = down + D * F + D
+    tl.store(length_ptr + stream, (length + 1).to(tl.int64), mask=live)
+
+    # decide
+    x = norm_rows(x, last_w, last_b, d, D)
+    if HEAD:
+        a = tl.arange(0, A_ROOM)
+        possible = alive & (a < A)[None, :]
+        weight_DA = tl.load(head_w + a[None, :] * D + d[:, None], mask=(a < A)[None, :], other=0.0)
+        logits = times_loaded(x, weight_DA, PRECISION) + tl.load(head_b + a, mask=a < A, other=0.0)[None, :]
+        at = stream[:, None] * A + a[None, :]
+        if MASKED:
+            may = tl.load(allowed_ptr + at, mask=possible, other=0) != 0
+            logits = tl.where(may, logits, -float("inf"))
+        tl.store(out_ptr + at, logits, mask=possible)
+        if SAMPLED:
+            logits += tl.load(gumbel_ptr + stream[:, None] * gumbel_stride + a[None, :], mask=possible, other=0.0)
+        logits = tl.where((a < A)[None, :], logits, -float("inf"))
+        tl.store(choice_ptr + stream, tl.argmax(logits, 1).to(tl.int64), mask=live)
+    else:
+        tl.store(out_ptr + stream[:, None] * D + d[None, :], x, mask=alive)

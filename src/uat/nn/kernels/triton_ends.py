@@ -1,0 +1,76 @@
+"""Norms and linear maps before the first block and after the last, with fast gradients of their weights (Triton)."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+
+from uat.nn.kernels.triton_outer import outers
+from uat.nn.kernels.triton_parts import norm_backward, norm_rows, standardised
+from uat.nn.kernels.triton_step import products
+
+ROWS = 32
+SPLITS = 64
+
+
+def fused_norm(norm: nn.LayerNorm, x_ND: Tensor) -> Tensor:
+    return cast(Tensor, FusedNorm.apply(x_ND, norm.weight, norm.bias))
+
+
+def fused_linear(linear: nn.Linear, x_NI: Tensor) -> Tensor:
+    return cast(Tensor, FusedLinear.apply(x_NI, linear.weight, linear.bias))
+
+
+class FusedNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        y, (rows, d) = torch.empty_like(x), x.shape
+        cast(Any, _norm)[(triton.cdiv(rows, ROWS),)](x, weight, bias, y, rows, D=d, ROWS=ROWS)
+        ctx.save_for_backward(x, weight)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, weight = ctx.saved_tensors
+        dx, (rows, d) = torch.empty_like(x), x.shape
+        parts = torch.empty(triton.cdiv(rows, ROWS), 2 * d, device=x.device)
+        cast(Any, _norm_backward)[(len(parts),)](x, weight, dy.contiguous(), dx, parts, rows, D=d, ROWS=ROWS)
+        dweight, dbias = parts.sum(0).chunk(2)
+        return dx, dweight, dbias
+
+
+class FusedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.save_for_backward(x, weight)
+        ctx.precision = products()
+        return F.linear(x, weight, bias).float()
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, weight = ctx.saved_tensors
+        dy = dy.contiguous()
+        [(dweight, dbias)] = outers([(dy, x)], splits=SPLITS, precision=ctx.precision)
+        return dy @ weight if ctx.needs_input_grad[0] else None, dweight, dbias
+
+
+@triton.jit
+def _norm(x_ptr, w_ptr, b_ptr, y_ptr, N, D: tl.constexpr, ROWS: tl.constexpr):
+    n, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, D)
+    here, live = n[:, None] * D + d[None, :], (n < N)[:, None]
+    tl.store(y_ptr + here, norm_rows(tl.load(x_ptr + here, mask=live, other=0.0), w_ptr, b_ptr, d, D), mask=live)
+
+
+@triton.jit
+def _norm_backward(x_ptr, w_ptr, dy_ptr, dx_ptr, parts_ptr, N, D: tl.constexpr, ROWS: tl.constexpr):
+    n, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, D)
+    here, live = n[:, None] * D + d[None, :], (n < N)[:, None]
+    z, scale = standardised(tl.load(x_ptr + here, mask=live, other=0.0), D)
+    dy = tl.load(dy_ptr + here, mask=live, other=0.0)
+    dx = norm_backward(dy, z, scale, tl.load(w_ptr + d), parts_ptr + tl.program_id(0) * 2 * D, d, D)
+    tl.store(dx_ptr + here, dx, mask=live)

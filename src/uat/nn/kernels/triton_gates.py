@@ -1,0 +1,171 @@
+"""From feedback to all gates forwards and backwards, an episode at a time (Triton).
+
+The slow twin is `UtilityGates.forward`; tests hold outputs and gradients equal. Nothing is kept but actions and
+rewards: the way back works everything out again. Each program writes its share of the weights' gradients; torch adds
+them up.
+
+Shapes: B episodes, T steps, D width, L layers, U utility width, J width of an action's embedding, A actions.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from uat.nn.encoders import IdEmbedding
+from uat.nn.kernels.triton_parts import room, tanh, times, times_loaded, times_some
+from uat.nn.kernels.triton_step import products
+from uat.nn.utility import Gates, UtilityGates
+
+MOST_ACTIONS = 64
+
+
+def gates_fit(utility: UtilityGates, steps: int, longest: int) -> bool:
+    action = utility.encoder.action
+    return isinstance(action, IdEmbedding) and action.weight.shape[0] <= MOST_ACTIONS and steps <= longest
+
+
+def fused_gates(utility: UtilityGates, prev_action_BT: Tensor, prev_reward_BT: Tensor) -> Gates:
+    """As `UtilityGates.forward`, with rows for (B, T): every gate is (B * T, D)."""
+    first, _, last = utility.encoder.mlp
+    table = utility.encoder.action.get_parameter("weight")
+    weights = (table, first.weight, last.weight, utility.token.weight, utility.regime.weight)
+    rho, *g = cast(
+        "tuple[Tensor, ...]",
+        FusedGates.apply(prev_action_BT, prev_reward_BT.float(), utility.num_layers, utility.decay, *weights),
+    )
+    return Gates(rho=rho, g=tuple(g))
+
+
+class FusedGates(torch.autograd.Function):
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, action: Tensor, reward: Tensor, layers: int, decay: float, *weights: Tensor
+    ) -> tuple[Tensor, ...]:
+        (episodes, steps), d = action.shape, weights[-1].shape[0]
+        action, reward = action.contiguous(), reward.contiguous()
+        gates = torch.empty(layers + 1, episodes * steps, d, device=reward.device)
+        ctx.sizes = _sizes(steps, layers, decay, products(), *weights)
+        cast(Any, _gates)[(episodes,)](action, reward, *weights, gates, episodes, steps, **ctx.sizes)
+        ctx.save_for_backward(action, reward, *weights)
+        return tuple(gates)
+
+    @staticmethod
+    def backward(ctx: Any, *dgates: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        action, reward, *weights = ctx.saved_tensors
+        (episodes, steps), counts = action.shape, [w.numel() for w in weights]
+        parts = torch.empty(episodes, sum(counts), device=reward.device)
+        stacked = torch.stack(dgates)
+        cast(Any, _gates_backward)[(episodes,)](
+            action, reward, *weights, stacked, parts, episodes, steps, TOTAL=sum(counts), **ctx.sizes
+        )
+        grads = [part.view_as(w) for part, w in zip(parts.sum(0).split(counts), weights, strict=True)]
+        return None, None, None, None, *grads
+
+
+def _sizes(steps: int, layers: int, decay: float, precision: str, *weights: Tensor) -> dict[str, Any]:
+    (count, j), hidden, (d, u) = weights[0].shape, weights[1].shape[0], weights[4].shape
+    rooms = {"ROOM": room(steps), "A_ROOM": room(count), "J_ROOM": room(j + 1)}
+    sizes = {"A": count, "J": j, "HIDDEN": hidden, "U": u, "D": d, "L": layers}
+    return {**sizes, **rooms, "LOG_DECAY": _log2(decay), "DECAY": decay, "PRECISION": precision}
+
+
+def _log2(decay: float) -> float:
+    """For powers by exp2; of nothing, so small that every power is nothing."""
+    return torch.tensor(decay, dtype=torch.float64).log2().item() if decay > 0 else -1000.0
+
+
+@triton.jit
+def _utility(
+    action_ptr, reward_ptr, table_ptr, w1_ptr, w2_ptr, row, live, J: tl.constexpr, J_ROOM: tl.constexpr,
+    HIDDEN: tl.constexpr, U: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The encoder: what was told, its hidden units, and u."""
+    j, hidden, u = tl.arange(0, J_ROOM), tl.arange(0, HIDDEN), tl.arange(0, U)
+    action = tl.load(action_ptr + row, mask=live, other=-1)
+    known = (action >= 0)[:, None] & (j < J)[None, :]
+    said = tl.load(table_ptr + action[:, None] * J + j[None, :], mask=known, other=0.0)
+    reward = tl.load(reward_ptr + row, mask=live, other=0.0)
+    said = tl.where(j[None, :] == J, reward[:, None], said)
+    h = tl.maximum(times_some(said, w1_ptr, hidden, j, J + 1, PRECISION), 0.0)
+    return said, action, h, times(h, w2_ptr, u, hidden, HIDDEN, PRECISION)
+
+
+@triton.jit
+def _ages(t, DECAY: tl.constexpr, LOG_DECAY: tl.constexpr):
+    """(T, T) what step s weighs in the regime state of step t."""
+    age = t[:, None] - t[None, :]
+    return tl.where(age >= 0, (1 - DECAY) * tl.exp2(age.to(tl.float32) * LOG_DECAY), 0.0)
+
+
+@triton.jit
+def _gates(
+    action_ptr, reward_ptr, table_ptr, w1_ptr, w2_ptr, token_ptr, regime_ptr, gates_ptr, B, T,
+    A: tl.constexpr, J: tl.constexpr, HIDDEN: tl.constexpr, U: tl.constexpr, D: tl.constexpr, L: tl.constexpr,
+    ROOM: tl.constexpr, A_ROOM: tl.constexpr, J_ROOM: tl.constexpr, LOG_DECAY: tl.constexpr, DECAY: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    t, d, u = tl.arange(0, ROOM), tl.arange(0, D), tl.arange(0, U)
+    row, live = tl.program_id(0) * T + t, t < T
+    here = row[:, None] * D + d[None, :]
+    _, _, _, now = _utility(
+        action_ptr, reward_ptr, table_ptr, w1_ptr, w2_ptr, row, live, J, J_ROOM, HIDDEN, U, PRECISION
+    )
+    ubar = times_loaded(_ages(t, DECAY, LOG_DECAY), now, PRECISION)
+    tl.store(gates_ptr + here, tanh(times(ubar, regime_ptr, d, u, U, PRECISION)), mask=live[:, None])
+    for layer in tl.static_range(L):
+        gates_ptr += B * T * D
+        g = tanh(times(now, token_ptr + layer * D * U, d, u, U, PRECISION))
+        tl.store(gates_ptr + here, g, mask=live[:, None])
+
+
+@triton.jit
+def _gates_backward(
+    action_ptr, reward_ptr, table_ptr, w1_ptr, w2_ptr, token_ptr, regime_ptr, dgates_ptr, parts_ptr, B, T,
+    A: tl.constexpr, J: tl.constexpr, HIDDEN: tl.constexpr, U: tl.constexpr, D: tl.constexpr, L: tl.constexpr,
+    ROOM: tl.constexpr, A_ROOM: tl.constexpr, J_ROOM: tl.constexpr, LOG_DECAY: tl.constexpr, DECAY: tl.constexpr,
+    PRECISION: tl.constexpr, TOTAL: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the weights over one episode, in the order in which they are passed."""
+    t, d, u = tl.arange(0, ROOM), tl.arange(0, D), tl.arange(0, U)
+    j, hidden, a = tl.arange(0, J_ROOM), tl.arange(0, HIDDEN), tl.arange(0, A_ROOM)
+    row, live = tl.program_id(0) * T + t, t < T
+    here = row[:, None] * D + d[None, :]
+    said, action, h, now = _utility(
+        action_ptr, reward_ptr, table_ptr, w1_ptr, w2_ptr, row, live, J, J_ROOM, HIDDEN, U, PRECISION
+    )
+    ages = _ages(t, DECAY, LOG_DECAY)
+    ubar = times_loaded(ages, now, PRECISION)
+    to = parts_ptr + tl.program_id(0) * TOTAL
+    to_w1 = to + A * J
+    to_w2 = to_w1 + HIDDEN * (J + 1)
+    to_token = to_w2 + U * HIDDEN
+    cell = d[:, None] * U + u[None, :]
+
+    rho = tanh(times(ubar, regime_ptr, d, u, U, PRECISION))
+    dpre = tl.load(dgates_ptr + here, mask=live[:, None], other=0.0) * (1 - rho * rho)
+    tl.store(to_token + L * D * U + cell, times_loaded(tl.trans(dpre), ubar, PRECISION))
+    dubar = times_loaded(dpre, tl.load(regime_ptr + cell), PRECISION)
+    du = times_loaded(tl.trans(ages), dubar, PRECISION)
+    for layer in tl.static_range(L):
+        dgates_ptr += B * T * D
+        g = tanh(times(now, token_ptr + layer * D * U, d, u, U, PRECISION))
+        dpre = tl.load(dgates_ptr + here, mask=live[:, None], other=0.0) * (1 - g * g)
+        tl.store(to_token + layer * D * U + cell, times_loaded(tl.trans(dpre), now, PRECISION))
+        du += times_loaded(dpre, tl.load(token_ptr + layer * D * U + cell), PRECISION)
+
+    at = u[:, None] * HIDDEN + hidden[None, :]
+    tl.store(to_w2 + at, times_loaded(tl.trans(du), h, PRECISION))
+    dh = tl.where(h > 0, times_loaded(du, tl.load(w2_ptr + at), PRECISION), 0.0)
+    at = hidden[:, None] * (J + 1) + j[None, :]
+    inside = (j <= J)[None, :]
+    tl.store(to_w1 + at, times_loaded(tl.trans(dh), said, PRECISION), mask=inside)
+    dsaid = times_loaded(dh, tl.load(w1_ptr + at, mask=inside, other=0.0), PRECISION)
+    is_a = (action[None, :] == a[:, None]).to(tl.float32)
+    tl.store(
+        to + a[:, None] * J + j[None, :], times_loaded(is_a, dsaid, PRECISION), mask=(a < A)[:, None] & (j < J)[None, :]
+    )

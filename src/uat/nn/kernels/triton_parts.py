@@ -1,0 +1,112 @@
+"""What the Triton kernels share: products, norms, gates.
+
+A matrix W lies in memory as torch keeps it, (out, in). PRECISION says how a product rounds its inputs: "ieee", "tf32",
+or "bf16"; sums are float32 always.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+def room(size: int) -> int:
+    """The least block that holds so many entries and that a matrix product takes."""
+    return max(16, triton.next_power_of_2(size))
+
+
+@triton.jit
+def times_loaded(a, b, PRECISION: tl.constexpr):
+    """a b, both in registers."""
+    if PRECISION == "bf16":
+        product = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16))
+    else:
+        product = tl.dot(a, b, input_precision=PRECISION)
+    return product
+
+
+@triton.jit
+def times(x, w_ptr, out, inner, IN: tl.constexpr, PRECISION: tl.constexpr):
+    """x W^T for W of shape (out, IN)."""
+    return times_loaded(x, tl.load(w_ptr + out[None, :] * IN + inner[:, None]), PRECISION)
+
+
+@triton.jit
+def times_some(x, w_ptr, out, inner, IN: tl.constexpr, PRECISION: tl.constexpr):
+    """The same where IN does not fill its block."""
+    w = tl.load(w_ptr + out[None, :] * IN + inner[:, None], mask=(inner < IN)[:, None], other=0.0)
+    return times_loaded(x, w, PRECISION)
+
+
+@triton.jit
+def normed(x, gamma, beta, D: tl.constexpr):
+    """LayerNorm of each row."""
+    z, _ = standardised(x, D)
+    return z * gamma[None, :] + beta[None, :]
+
+
+@triton.jit
+def norm_rows(x, w_ptr, b_ptr, d, D: tl.constexpr):
+    """The same, with scale and bias where they lie."""
+    return normed(x, tl.load(w_ptr + d), tl.load(b_ptr + d), D)
+
+
+@triton.jit
+def diagonal(u_ptr, d, E: tl.constexpr):
+    """U (H, E, E) as one matrix (in, out) with the heads' matrices along its diagonal."""
+    same_head = (d[:, None] // E) == (d[None, :] // E)
+    at = (d[None, :] // E) * E * E + (d[None, :] % E) * E + d[:, None] % E
+    return tl.load(u_ptr + at, mask=same_head, other=0.0)
+
+
+@triton.jit
+def offset(gate, u_ptr, d, D: tl.constexpr, E: tl.constexpr, PRECISION: tl.constexpr):
+    """U gate inside each head."""
+    return times_loaded(gate, diagonal(u_ptr, d, E), PRECISION)
+
+
+@triton.jit
+def tanh(x):
+    return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
+
+
+@triton.jit
+def standardised(x, D: tl.constexpr):
+    """Each row with mean 0 and variance 1, and what it was multiplied with."""
+    x = x - (tl.sum(x, 1) / D)[:, None]
+    scale = 1.0 / tl.sqrt(tl.sum(x * x, 1) / D + 1e-5)
+    return x * scale[:, None], scale
+
+
+@triton.jit
+def norm_backward(dy, z, scale, gamma, parts_ptr, d, D: tl.constexpr):
+    """The gradient of what went into a LayerNorm; those of its scale and bias, over these rows, go to `parts_ptr`.
+
+    Rows that are not there have dy = 0.
+    """
+    tl.store(parts_ptr + d, tl.sum(dy * z, 0))
+    tl.store(parts_ptr + D + d, tl.sum(dy, 0))
+    dz = dy * gamma[None, :]
+    return (dz - (tl.sum(dz, 1) / D)[:, None] - z * (tl.sum(dz * z, 1) / D)[:, None]) * scale[:, None]
+
+
+@triton.jit
+def mixed(x):
+    """Every bit of a 32-bit number depends on every other (the finalizer of MurmurHash3, by Appleby)."""
+    x = (x ^ (x >> 16)) * 0x85EBCA6B
+    x = (x ^ (x >> 13)) * 0xC2B2AE35
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def dropped(x, seed_ptr, place, site, DROP: tl.constexpr):
+    """x where it is kept, made larger for the rest: the same for the same (seed, place, site).
+
+    Two rounds of mixing with a key each: as good as this needs, and a tenth of the work of Philox.
+    """
+    seed = tl.load(seed_ptr)
+    low = mixed(seed.to(tl.uint32) + site.to(tl.uint32) * 0x9E3779B9)
+    high = mixed((seed >> 32).to(tl.uint32) ^ low)
+    drawn = mixed(mixed(place.to(tl.uint32) + low) ^ high)
+    limit: tl.constexpr = int(DROP * 4294967296.0)
+    return tl.where(drawn >= limit, x / (1 - DROP), 0.0)

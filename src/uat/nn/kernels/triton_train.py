@@ -1,0 +1,54 @@
+"""The pass over whole episodes that training takes: blocks, gates and ends by their kernels (Triton)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from uat.nn.blocks import Block, Transformer
+from uat.nn.encoders import VectorEncoder
+from uat.nn.kernels.triton_block import LONGEST, fused_block
+from uat.nn.kernels.triton_ends import fused_linear, fused_norm
+from uat.nn.kernels.triton_gates import fused_gates, gates_fit
+from uat.nn.utility import Gates, UtilityGates
+from uat.types import Batch
+
+
+def unfit(backbone: Transformer, steps: int) -> str | None:
+    """Why the pass cannot be fused, beyond what bars the step; None if it can."""
+    c = backbone.config
+    if c.d_model // c.num_heads < 16:
+        return f"it takes heads of at least 16, and d_model / num_heads is {c.d_model // c.num_heads}"
+    if c.d_model > 128 or c.d_ff > 256:
+        return f"it takes d_model to 128 and d_ff to 256, and they are {c.d_model} and {c.d_ff}"
+    return f"it takes episodes of at most {LONGEST} steps, not {steps}" if steps > LONGEST else None
+
+
+def fused_features(backbone: Transformer, utility: UtilityGates | None, batch: Batch) -> Tensor:
+    """h (B, T, D), as the slow twin (`Policy.features`) gives it."""
+    episodes, steps = batch.valid.shape
+    gates = None if utility is None else _gates(utility, batch)
+    x_ND = fused_norm(backbone.norm, _embed(backbone, batch))
+    for layer, block in enumerate(backbone.blocks):
+        assert isinstance(block, Block)
+        rho_ND, g_ND = (None, None) if gates is None else (gates.rho, gates.g[layer])
+        x_ND = fused_block(block, x_ND, rho_ND, g_ND, (episodes, steps), layer, backbone.dropout_seed)
+    return fused_norm(backbone.last_norm, x_ND).view(episodes, steps, -1)
+
+
+def _embed(backbone: Transformer, batch: Batch) -> Tensor:
+    """W^E o + p, by rows."""
+    encoder, p = backbone.encoder, backbone.placed(batch.obs.shape[1], batch.start)
+    if isinstance(encoder, VectorEncoder):
+        rows = batch.obs.flatten(0, 1).flatten(1).float()
+        e_BTD = fused_linear(encoder.linear, rows).view(*batch.valid.shape, -1)
+    else:
+        e_BTD = encoder(batch.obs)
+    return (e_BTD + p).flatten(0, 1)
+
+
+def _gates(utility: UtilityGates, batch: Batch) -> Gates:
+    if gates_fit(utility, batch.valid.shape[1], LONGEST):
+        return fused_gates(utility, batch.prev_action, batch.prev_reward)
+    gates = utility(batch.prev_action, batch.prev_reward)
+    flat = [gate.float().flatten(0, 1).contiguous() for gate in (gates.rho, *gates.g)]
+    return Gates(rho=flat[0], g=tuple(flat[1:]))

@@ -1,0 +1,76 @@
+"""Several trainings at once on one device: each on a CUDA stream of its own, their small launches side by side.
+
+A small model leaves most of a large GPU idle, so three seeds cost little more than one. Nothing is shared, and every
+random number comes from (seed, epoch): each run's numbers are those of training it alone.
+
+Torch's generator is one for all, though. A policy whose training asks it on the device (dropout outside the fused
+pass) shares one stream with the others, and they take turns instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from uat.config import RunConfig
+from uat.noise import derive
+from uat.runs import Run
+from uat.training.progress import Progress
+from uat.training.surroundings import pick_device, precision, seeded
+from uat.training.trainer import ShowProgress, Trainer
+
+
+def train_together(
+    configs: Sequence[RunConfig],
+    outs: Sequence[Path | str],
+    *,
+    resume: bool = False,
+    device: torch.device | str | None = None,
+    progress: ShowProgress | None = None,
+) -> list[Run]:
+    """As `train` for each config and its folder. Progress is shown for the first, which stands for all."""
+    if len(configs) != len(outs) or len({str(out) for out in outs}) != len(outs):
+        raise ValueError(f"train_together: {len(configs)} configs need as many folders, each its own, got {len(outs)}")
+    arithmetic = {config.train.precision for config in configs}
+    if len(arithmetic) > 1:
+        raise ValueError(f"train_together: precision is one for all, got {', '.join(sorted(arithmetic))}")
+    if not configs:
+        return []
+    chosen = pick_device(device)
+    runs = [Run.create(config, out, resume=resume, device=chosen) for config, out in zip(configs, outs, strict=True)]
+    with seeded(derive(configs[0].seed, "train"), chosen), precision(arithmetic.pop()):
+        trainers = [Trainer(run, chosen) for run in runs]
+        streams = [_stream(trainers, chosen) for _ in trainers]
+        turns: list[Iterator[None]] = []
+        for trainer, stream in zip(trainers, streams, strict=True):
+            shown = progress if progress is not None and trainer is trainers[0] else _silent
+            with stream:
+                turns.append(trainer.turns(shown))
+        unfinished = list(range(len(turns)))
+        while unfinished:
+            for index in list(unfinished):
+                with streams[index]:
+                    if next(turns[index], _DONE) is _DONE:
+                        unfinished.remove(index)
+        if chosen.type == "cuda":
+            torch.cuda.synchronize(chosen)
+    return runs
+
+
+_DONE = object()
+
+
+def _silent(label: str, total: int) -> Progress:
+    return Progress()
+
+
+def _stream(trainers: list[Trainer], device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """A stream of its own where nobody asks torch's generator; else the common one."""
+    if device.type != "cuda" or not all(trainer.own_noise for trainer in trainers):
+        return contextlib.nullcontext()
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    return torch.cuda.stream(stream)

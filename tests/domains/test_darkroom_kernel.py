@@ -1,0 +1,39 @@
+"""The dark room's fused step against its slow twin: on a GPU where there is one, by Triton's interpreter elsewhere."""
+
+# ruff: noqa: E402 (Triton reads its setting when it is imported)
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+CUDA = torch.cuda.is_available()
+if not CUDA:
+    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
+pytest.importorskip("triton")
+
+from uat.domains.darkroom.world import DarkRoomConfig, DarkRoomSimulator
+
+DEVICE = "cuda" if CUDA else "cpu"
+
+
+@pytest.mark.parametrize("shifts", [(), (3, 5)])
+@pytest.mark.parametrize("tie_break", ["larger-axis", "random"])
+def test_one_launch_looks_up_what_many_do(shifts: tuple[int, ...], tie_break: str) -> None:
+    config = DarkRoomConfig(horizon=8, shift_steps=shifts, tie_break=tie_break, size=7)  # pyright: ignore[reportArgumentType]
+    slow, fast = DarkRoomSimulator(config, DEVICE), DarkRoomSimulator(config, DEVICE)
+    slow.fused, fast.fused = False, True
+    noise = slow.noise(torch.arange(37), seed=5)
+    (world, obs), (fast_world, fast_obs) = slow.reset(noise), fast.reset(noise)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(config.horizon):
+        assert torch.equal(obs, fast_obs)
+        assert torch.equal(slow.expert(world), fast.expert(fast_world))
+        for name, fact in slow.facts(world).items():
+            assert torch.equal(fact, fast.facts(fast_world)[name])
+        action = torch.randint(0, 5, (37,), generator=generator).to(DEVICE)
+        world, obs, reward, done = slow.step(world, action)
+        fast_world, fast_obs, fast_reward, fast_done = fast.step(fast_world, action)
+        assert torch.equal(reward, fast_reward)
+        assert torch.equal(done, fast_done)

@@ -1,0 +1,145 @@
+"""The fused training pass against its slow twin: on a GPU where there is one, by Triton's interpreter elsewhere."""
+
+# ruff: noqa: E402 (Triton reads its setting when it is imported)
+from __future__ import annotations
+
+import itertools
+import os
+from typing import Any, cast
+
+import pytest
+import torch
+
+CUDA = torch.cuda.is_available()
+if not CUDA:
+    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
+pytest.importorskip("triton")
+
+import triton
+import triton.language as tl
+
+from tests.builders import randomise
+from uat.methods.uat import UAT, UATConfig
+from uat.methods.vanilla import Vanilla, VanillaConfig
+from uat.nn.kernels.triton_parts import dropped
+from uat.nn.kernels.triton_train import fused_features
+from uat.types import Batch, Discrete, Spec, Vector
+
+DEVICE = "cuda" if CUDA else "cpu"
+SMALL = {"d_model": 32, "num_heads": 2, "num_layers": 2, "d_ff": 64, "dropout": 0.0}
+FULL = {"d_model": 64, "num_heads": 4, "num_layers": 3, "d_ff": 128, "dropout": 0.0}
+
+
+def build(kind: type[UAT] | type[Vanilla], sizes: dict[str, float], horizon: int) -> UAT | Vanilla:
+    config = UATConfig if kind is UAT else VanillaConfig
+    spec = Spec(obs=Vector(5), action=Discrete(4), horizon=horizon)
+    policy = kind(spec, config(**sizes))  # pyright: ignore[reportArgumentType, reportCallIssue]
+    return randomise(policy, 1).float().to(DEVICE).train()
+
+
+def some_batch(episodes: int, steps: int) -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    return Batch(
+        obs=torch.randn(episodes, steps, 5, generator=generator),
+        prev_action=torch.randint(-1, 4, (episodes, steps), generator=generator),
+        prev_reward=torch.randn(episodes, steps, generator=generator),
+        target=torch.randint(0, 4, (episodes, steps), generator=generator),
+        valid=torch.ones(episodes, steps, dtype=torch.bool),
+    ).to(DEVICE)
+
+
+def passes(policy: UAT | Vanilla, batch: Batch) -> list[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+    """Features and gradients of a sum of squares: slow, then fused."""
+    utility, found = policy.utility if isinstance(policy, UAT) else None, []
+    for run in (policy.features, lambda b: fused_features(policy.backbone, utility, b)):
+        policy.zero_grad()
+        h_BTD = run(batch)
+        loss = policy.head.nll(h_BTD, batch.target).sum() + h_BTD.square().sum()
+        loss.backward()
+        found.append((h_BTD.detach(), {n: p.grad for n, p in policy.named_parameters() if p.grad is not None}))
+    return found
+
+
+def check(policy: UAT | Vanilla, batch: Batch, tolerance: float) -> None:
+    (slow, slow_grads), (fast, fast_grads) = passes(policy, batch)
+    assert (slow - fast).abs().max() < tolerance * slow.abs().max()
+    assert slow_grads.keys() == fast_grads.keys()
+    for name, grad in slow_grads.items():
+        assert (grad - fast_grads[name]).abs().max() < tolerance * grad.abs().max().clamp_min(1e-3), name
+
+
+@pytest.mark.parametrize("kind", [UAT, Vanilla])
+@pytest.mark.parametrize(("episodes", "steps"), [(1, 1), (3, 17)])
+def test_the_fused_pass_gives_outputs_and_gradients_of_the_slow_one(
+    kind: type[UAT] | type[Vanilla], episodes: int, steps: int
+) -> None:
+    check(build(kind, SMALL, 20), some_batch(episodes, steps), 1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", [UAT, Vanilla])
+@pytest.mark.parametrize(("episodes", "steps"), [(256, 60), (63, 100), (257, 7)])
+def test_the_same_at_full_size(kind: type[UAT] | type[Vanilla], episodes: int, steps: int) -> None:
+    check(build(kind, FULL, 100), some_batch(episodes, steps), 1e-3)
+
+
+def test_what_is_dropped_depends_on_the_seed_alone() -> None:
+    policy, batch = build(UAT, {**SMALL, "dropout": 0.3}, 20), some_batch(2, 9)
+
+    def features(seed: int) -> torch.Tensor:
+        policy.reseed(seed)
+        return fused_features(policy.backbone, policy.utility, batch).detach()
+
+    assert isinstance(policy, UAT)
+    assert torch.equal(features(5), features(5))
+    assert not torch.equal(features(5), features(6))
+    policy.eval()
+    assert (features(5) - policy.features(batch)).abs().max() < 1e-4
+
+
+def test_gradients_with_dropout_are_those_of_what_was_computed() -> None:
+    """Along a random direction the loss rises as its gradient says; the same seed drops the same."""
+    policy, batch = build(UAT, {**SMALL, "dropout": 0.3, "num_layers": 1}, 20), some_batch(2, 5)
+    assert isinstance(policy, UAT)
+    utility = policy.utility
+    policy.reseed(3)
+
+    def loss() -> torch.Tensor:
+        h_BTD = fused_features(policy.backbone, utility, batch)
+        return (h_BTD * torch.linspace(-1, 1, h_BTD.numel(), device=DEVICE).view_as(h_BTD)).sum()
+
+    loss().backward()
+    parameters = [p for p in policy.parameters() if p.grad is not None]
+    generator = torch.Generator().manual_seed(1)
+    directions = [torch.randn(p.shape, generator=generator).to(DEVICE) for p in parameters]
+    slope = sum((p.grad * v).sum().item() for p, v in zip(parameters, directions, strict=True) if p.grad is not None)
+    step, sides = 1e-3, []
+    for sign in (1, -2):
+        with torch.no_grad():
+            for p, v in zip(parameters, directions, strict=True):
+                p += sign * step * v
+            sides.append(loss().item())
+    assert abs((sides[0] - sides[1]) / (2 * step) - slope) < 0.02 * abs(slope) + 0.1
+
+
+@triton.jit(do_not_specialize=["site"])
+def _drop(x_ptr, seed_ptr, out_ptr, site, N: tl.constexpr, DROP: tl.constexpr):
+    n = tl.arange(0, N)
+    tl.store(out_ptr + n, dropped(tl.load(x_ptr + n), seed_ptr, n, site, DROP))
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5])
+def test_the_stated_share_is_dropped_and_the_mean_kept(share: float) -> None:
+    ones = torch.ones(1 << 14, device=DEVICE)
+    masks = {}
+    for seed, site in ((7, 0), (7, 1), (8, 0), (7 + 2**32, 0)):
+        out = torch.empty_like(ones)
+        cast(Any, _drop)[(1,)](ones, torch.tensor(seed, device=DEVICE), out, site, N=len(ones), DROP=share)
+        dropped = out == 0
+        assert abs(dropped.float().mean() - share) < 4 * (share * (1 - share) / len(ones)) ** 0.5
+        assert torch.allclose(out[~dropped], torch.tensor(1 / (1 - share), device=DEVICE))
+        masks[seed, site] = dropped.float() - share
+    spread = share * (1 - share)
+    for one, other in itertools.combinations(masks.values(), 2):  # seeds and places draw independently
+        assert abs((one * other).mean() / spread) < 5 / len(ones) ** 0.5
