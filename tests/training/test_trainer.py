@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import uat.runs
+import uat.training.checkpoint
 from uat.acting import rollout
 from uat.config import RunConfig, TrainConfig, override, to_json
 from uat.domains.darkroom import DarkRoom
@@ -75,6 +76,12 @@ def last_weights(run: Run) -> dict[str, Tensor]:
 
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.fixture(autouse=True)
+def save_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every checkpoint reaches the disk, so that a kill can come after any of them."""
+    monkeypatch.setattr("uat.training.checkpoint.SAVE_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -591,3 +598,26 @@ def test_without_tensorboard_nothing_is_missing_but_its_folder(tmp_path: Path) -
     run = train(tiny(), tmp_path, device="cpu")
     assert not run.file("tensorboard").exists()
     assert len(run.rows("metrics.jsonl")) == 4
+
+
+def test_checkpoints_close_to_each_other_are_left_out_and_a_kill_costs_no_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a long interval the first checkpoint and the last reach the disk; resuming from the first repeats the rest."""
+    plain = train(tiny(), tmp_path / "plain")
+    monkeypatch.setattr("uat.training.checkpoint.SAVE_SECONDS", 1e9)
+    saved: list[int] = []
+    real = uat.training.checkpoint.write_tensors
+
+    def counting(file: Path, tensors: Any, meta: Any) -> None:
+        saved.append(meta["total"])
+        real(file, tensors, meta)
+        if len(saved) == 1:
+            shutil.copytree(tmp_path / "killed", tmp_path / "early")
+
+    monkeypatch.setattr("uat.training.checkpoint.write_tensors", counting)
+    train(tiny(), tmp_path / "killed")
+    assert saved == [2, 4]
+    train(tiny(), tmp_path / "early", resume=True)
+    for folder in ("killed", "early"):
+        assert numbers(tmp_path / folder) == numbers(plain.path)

@@ -6,6 +6,8 @@ Random streams need no saving: worlds, sampled actions, position offsets and dro
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import asdict, dataclass, fields
 
 import torch
@@ -16,6 +18,8 @@ from uat.runs import Run, RunError, manifest, read_tensors, save_policy, write_t
 
 STATE = "state/train.safetensors"
 LOGS = ("metrics.jsonl", "timing.jsonl")
+SAVE_SECONDS = 5.0
+"""A checkpoint that comes sooner than this after the last is left out: short trainings would do little else."""
 
 
 @dataclass(slots=True)
@@ -45,6 +49,7 @@ class Checkpoint:
     def __init__(self, run: Run, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
         self.run, self.policy, self.optimizer = run, policy, optimizer
         self.best: dict[str, Tensor] = {}
+        self._saved_at = -math.inf
 
     def tensors(self) -> dict[str, Tensor]:
         """Weights and optimizer state, by name."""
@@ -58,6 +63,11 @@ class Checkpoint:
         self.best = {name: tensor.detach().clone() for name, tensor in self.policy.state_dict().items()}
 
     def save(self, standing: Standing) -> None:
+        """To disk: the first and the last always, others if the last one is some seconds old."""
+        now = time.monotonic()
+        if not standing.finished and now - self._saved_at < SAVE_SECONDS:
+            return
+        self._saved_at = now
         self._save_policy()
         best = {f"best.{name}": tensor for name, tensor in self.best.items()}
         write_tensors(self.run.file(STATE), {**self.tensors(), **best}, asdict(standing))

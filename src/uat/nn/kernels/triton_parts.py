@@ -1,7 +1,7 @@
 """What the Triton kernels share: products, norms, gates.
 
-A matrix W lies in memory as torch keeps it, (out, in). PRECISION says how a product rounds its inputs: "ieee", "tf32",
-or "bf16"; sums are float32 always.
+A matrix W lies in memory as torch keeps it, (out, in). PRECISION says how a product rounds its inputs: "tf32", "bf16",
+or "tf32x3", which adds what tf32 cut off in two more products and so comes out as exact as float32; sums are float32.
 """
 
 from __future__ import annotations

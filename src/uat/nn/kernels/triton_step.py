@@ -110,7 +110,7 @@ def products() -> str:
     """How matrix products round what goes into them."""
     if torch.is_autocast_enabled("cuda"):
         return "bf16"
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
 
 
 def _observation(backbone: Transformer, obs: Tensor) -> tuple[list[Tensor], dict[str, Any]]:
@@ -257,7 +257,7 @@ def _step(
         blocks, block = tl.arange(0, F // BLOCK), tl.arange(0, BLOCK)
         up_b = tl.load(up + F * D + blocks[:, None] * BLOCK + block[None, :])
 
-        # projections: q, k and v come out of one loop, each moving up as the next arrives
+        # projections, in one loop so that the next weights are under way while these are used
         y = normed(x, norm_1w, norm_1b, D)
         if UTILITY:
             g = tanh(times(now, token_ptr + layer * D * U, d, u, U, PRECISION))
@@ -269,7 +269,9 @@ def _step(
                 out += gate * times_loaded(y, tl.load(w + 2 * D + (3 + part) * D * D + square), PRECISION)
                 u_DD = diagonal(w + 2 * D + 6 * D * D + part * H * E * E, d, E)
                 out += times_loaded(gate, u_DD, PRECISION)
-            q, k, v = k, v, out
+            q = tl.where(part == 0, out, q)
+            k = tl.where(part == 1, out, k)
+            v = out
         w_out = tl.load(rest + square)
 
         # attention: this step's own key and value first, then the past
