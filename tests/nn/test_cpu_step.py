@@ -124,8 +124,8 @@ def test_what_lies_in_unused_slots_is_never_read(method: str) -> None:
     fast, steps = fast_of(policy), list(told(policy.spec, 3, 12))
     state = fast.init_state(3, 12, CPU)
     for memory in state.streams:
-        for slots in (*memory.k_LHES, *memory.v_LHSE):
-            slots.fill(1e18)
+        for kv_HRS in memory.kv_LHRS:
+            kv_HRS[:, :-1].fill(1e18)
     assert torch.equal(play(fast, steps, state), play(fast, steps))
 
 

@@ -29,14 +29,15 @@ class Listening:
 
     def __init__(self, policy: Policy, path: Path, monkeypatch: pytest.MonkeyPatch, *, streams: int = STREAMS) -> None:
         self.session, self.spec, self.logits = Session(policy, streams=streams, path=path), policy.spec, []
-        step = self.session._agent.step
+        name = "decide" if path == "fast" else "step"
+        answer = getattr(self.session._agent, name)
 
-        def listen(state: Any, told: Any) -> Any:
-            logits_BA, state = step(state, told)
-            self.logits.append(logits_BA)
-            return logits_BA, state
+        def listen(*told: Any) -> Any:
+            found = answer(*told)
+            self.logits.append(torch.from_numpy(found) if path == "fast" else found[0])
+            return found
 
-        monkeypatch.setattr(self.session._agent, "step", listen)
+        monkeypatch.setattr(self.session._agent, name, listen)
 
     def tell(self, trajectory: Trajectory, t: int) -> Tensor:
         """Step t of these episodes, as somebody outside would tell it."""
@@ -130,13 +131,13 @@ def test_session_equals_a_rollout(method: str, path: Path) -> None:
 
 def test_what_was_really_done_replaces_the_answer() -> None:
     spec = SPECS["vector-weights"]
-    policy, obs = build_random("uat", spec, dtype=torch.float32), torch.zeros(1, 5)
+    policy, obs, reward = build_random("uat", spec, dtype=torch.float32), torch.zeros(1, 5), torch.zeros(1)
     told, untold = Session(policy), Session(policy)
     answer = told.act(obs)
     assert torch.equal(answer, untold.act(obs))
-    assert torch.equal(told.act(obs, action=answer), untold.act(obs))
+    assert torch.equal(told.act(obs, reward=reward, action=answer), untold.act(obs, reward=reward))
     other = torch.eye(4)[:1]
-    assert not torch.equal(told.act(obs, action=other), untold.act(obs))
+    assert not torch.equal(told.act(obs, reward=reward, action=other), untold.act(obs, reward=reward))
 
 
 def test_session_plays_without_dropout_and_without_gradients() -> None:
@@ -197,7 +198,7 @@ def test_answers_are_the_callers_to_keep() -> None:
     policy, obs = build_random("uat", SPECS["vector-weights"], dtype=torch.float32), torch.ones(1, 5)
     session, untouched = Session(policy), Session(policy)
     for _ in range(3):
-        answer, expected = session.act(obs), untouched.act(obs)
+        answer, expected = session.act(obs, reward=[0.5]), untouched.act(obs, reward=[0.5])
         assert torch.equal(answer, expected)
         answer.zero_()
 
@@ -206,17 +207,18 @@ def test_longer_sessions_need_more_capacity_or_a_restart() -> None:
     spec = SPECS["vector-discrete"]
     policy = build_random("uat", spec, dtype=torch.float32, max_positions=20)
     session, longer = Session(policy, streams=2), Session(policy, streams=2, capacity=20)
+    told: dict[str, Any] = {"obs": torch.zeros(2, 5), "reward": [0.0, 0.0]}
     for _ in range(spec.horizon):
-        session.act(torch.zeros(2, 5))
+        session.act(**told)
     with pytest.raises(ValueError, match=r"stream 0 has seen 7 steps, and the session holds 7"):
-        session.act(torch.zeros(2, 5))
+        session.act(**told)
     session.restart(0)
     with pytest.raises(ValueError, match=r"stream 1 has seen 7 steps, and the session holds 7"):
-        session.act(torch.zeros(2, 5))
+        session.act(**told)
     session.restart(1)
-    session.act(torch.zeros(2, 5))
+    session.act(**told)
     for _ in range(20):
-        longer.act(torch.zeros(2, 5))
+        longer.act(**told)
 
 
 # ---------------------------------------------------------------- what is refused
