@@ -16,6 +16,7 @@ from tests.builders import CPU, SPECS, build_random, largest, moments, random_ba
 from uat.bench.recompute import Recomputing
 from uat.domains.darkroom import DarkRoom, DarkRoomConfig
 from uat.methods import METHODS, Policy
+from uat.nn.kernels import cpu_step
 from uat.nn.kernels.cpu_step import CPUStep
 from uat.serving.session import FAST_STREAMS, Session, open_fast
 from uat.training.surroundings import threads
@@ -103,16 +104,40 @@ def test_equals_the_slow_twin_at_the_sizes_of_the_paper(method: str) -> None:
     assert_twins(policy, list(told(spec, 3, 60)))
 
 
-def test_large_scores_do_not_overflow() -> None:
-    policy = build_random("uat", SPECS["vector-discrete"], max_positions=30)
-    with torch.no_grad():
-        for name, weight in policy.named_parameters():
-            if name.endswith("project.weight"):
-                weight.mul_(100)
-    policy = policy.to(torch.float32)
-    logits = play(fast_of(policy), list(told(policy.spec, 2, 30)))
-    assert logits.isfinite().all()
-    assert_twins(policy.double(), list(told(policy.spec, 2, 30)))
+@torch.no_grad()
+def far_off(policy: Policy, offset: float) -> Policy:
+    """All scores of all heads move by about the same number, which a softmax does not see."""
+    for block in policy.get_submodule("backbone.blocks").children():
+        weight_XD = block.get_parameter("attention.project.weight")
+        width, d_head = weight_XD.shape[1], weight_XD.shape[1] // policy.config.num_heads
+        weight_XD[:width, 0], weight_XD[width : 2 * width, 0] = 1, 1 if offset > 0 else -1
+        block.get_parameter("attention_norm.bias")[0] += (abs(offset) / d_head**0.5) ** 0.5
+    return policy
+
+
+@every_dtype
+@pytest.mark.parametrize("offset", [-2000.0, -400.0, -30.0, 30.0, 400.0, 2000.0])
+@every_method
+def test_scores_whose_exponentials_leave_the_range_are_exact(method: str, offset: float, dtype: torch.dtype) -> None:
+    """Taken as they are, exponentials would be infinite or all zero: 400 away in float32, 2000 away in float64."""
+    policy = far_off(build_random(method, SPECS["vector-discrete"], dtype=dtype, max_positions=30), offset)
+    fast, steps = fast_of(policy), list(told(policy.spec, 2, 30))
+    state = fast.init_state(2, 30, CPU)
+    assert play(fast, steps, state).isfinite().all()
+    memory = state.streams[0]
+    scores_HS = (state.scratch.q_H1E @ memory.kv_LHRS[-1][:, : fast.d_head, : memory.length])[:, 0]
+    assert abs(offset) < 100 or (scores_HS / offset).min() > 0.4
+    assert_twins(policy, steps)
+
+
+def test_both_ways_to_the_attention_weights_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = build_random("uat", SPECS["vector-discrete"], max_positions=20)
+    steps = list(told(policy.spec, 2, 20))
+    quick = play(fast_of(policy), steps)
+    monkeypatch.setattr(cpu_step, "SAFE", (0.0, 0.0))  # nothing is safe
+    careful = play(fast_of(policy), steps)
+    assert not torch.equal(quick, careful)
+    torch.testing.assert_close(quick, careful, rtol=0, atol=1e-12 * largest(careful))
 
 
 # ---------------------------------------------------------------- memory and weights
