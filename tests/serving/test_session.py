@@ -147,6 +147,20 @@ def test_session_plays_without_dropout_and_without_gradients() -> None:
     assert not action.requires_grad
 
 
+@torch.no_grad()
+def test_a_policy_in_bfloat16_is_told_what_it_answered() -> None:
+    policy = build_random("uat", SPECS["vector-weights"], dtype=torch.float32).bfloat16()
+    session, obs, earned = Session(policy), torch.ones(1, 5), torch.ones(1)
+    state, history = policy.init_state(1, 3, "cpu"), policy.spec.clock.begin(policy.spec.no_action(1))
+    for t in range(3):
+        logits, state = policy.step(state, history.step(obs))
+        expected = choose(logits, policy.spec)
+        history.add(expected, earned)
+        answer = session.act(obs, reward=earned if t else None)
+        assert answer.dtype == torch.bfloat16
+        assert torch.equal(answer, expected)
+
+
 @every_lag
 def test_what_is_given_is_never_written_to(lag: int) -> None:
     spec = replace(SPECS["vector-weights"], reward_lag=lag)
@@ -224,6 +238,7 @@ def test_longer_sessions_need_more_capacity_or_a_restart() -> None:
 # ---------------------------------------------------------------- what is refused
 
 
+OBS_2 = torch.tensor([[0.1, 0.2, 0.3, 0.4, 0.5], [0.5, 0.4, 0.3, 0.2, 0.1]])
 OBS: dict[str, Any] = {
     "vector-discrete": np.zeros((2, 5)),
     "vector-weights": np.zeros((2, 5)),
@@ -290,6 +305,47 @@ def test_refused_input_leaves_the_session_as_it_was(name: str, told: dict[str, A
             session.act(OBS[name], reward=reward),
             untouched.act(OBS[name], reward=reward),
         )
+
+
+@every_path
+@pytest.mark.parametrize("lag", [1, 3])
+def test_a_reward_left_out_after_the_first_step_is_refused(lag: int, path: Path) -> None:
+    """Silence is not zero. It is refused in one sentence, and the session is as it was."""
+    policy = build_random("uat", replace(SPECS["vector-discrete"], reward_lag=lag), dtype=torch.float32)
+    session, untouched, obs = Session(policy, streams=2, path=path), Session(policy, streams=2, path=path), OBS_2
+    message = r"reward: expected .* in each of 2 streams, got None: UAT sees rewards, so only the first step of all"
+    assert torch.equal(session.act(obs), untouched.act(obs))
+    for reward in ([0.3, -0.2], [0.1, 0.4], [0.0, 1.0]):
+        with pytest.raises(ValueError, match=message):
+            session.act(obs)
+        assert torch.equal(session.act(obs, reward=reward), untouched.act(obs, reward=reward))
+    session.restart(0)
+    with pytest.raises(ValueError, match=message):  # stream 1 goes on, so somebody earned something
+        session.act(obs)
+    session.restart(1)
+    session.act(obs)
+
+
+def test_a_reward_told_with_the_first_step_is_ignored() -> None:
+    policy = build_random("uat", SPECS["vector-weights"], dtype=torch.float32)
+    session, untold = Session(policy, streams=2), Session(policy, streams=2)
+    assert torch.equal(session.act(OBS_2, reward=[5.0, -5.0]), untold.act(OBS_2))
+    assert torch.equal(session.act(OBS_2, reward=[1.0, 0.0]), untold.act(OBS_2, reward=[1.0, 0.0]))
+
+
+def test_logs_tell_a_reward_from_the_first_step_on() -> None:
+    """With no lag the reward belongs to the step that was just logged, so the first one has one too."""
+    session = Session(build_random("uat", replace(SPECS["vector-weights"], reward_lag=0), dtype=torch.float32))
+    with pytest.raises(ValueError, match="got None: UAT sees rewards, so no step may leave it out"):
+        session.act(torch.zeros(1, 5))
+    assert not torch.equal(session.act(torch.zeros(1, 5), reward=[1.0]), session.act(torch.zeros(1, 5), reward=[-1.0]))
+
+
+def test_a_policy_that_sees_no_rewards_needs_none() -> None:
+    policy = build_random("vanilla", SPECS["vector-discrete"], dtype=torch.float32)
+    session, told = Session(policy, streams=2), Session(policy, streams=2)
+    for reward in ([1.0, 2.0], [0.5, -1.0]):
+        assert torch.equal(session.act(OBS_2), told.act(OBS_2, reward=reward))
 
 
 @pytest.mark.parametrize("kind", [np.asarray, torch.as_tensor, lambda x: x], ids=["numpy", "torch", "lists"])

@@ -96,8 +96,9 @@ def gpt2_cached(spec: Spec, config: Any, batch: int, context: int, device: torch
 
 
 def d3rlpy(spec: Spec, config: Any, batch: int, context: int, device: torch.device) -> Call | str:
-    """d3rlpy's DiscreteDecisionTransformer in its stateful wrapper, as its users act: an observation and the last reward
-    in, an action out. It has no cache: each step takes three tokens for each step of its context. Feed-forward 4 x width.
+    """d3rlpy's DiscreteDecisionTransformer in its stateful wrapper: observation and last reward in, action out.
+
+    It has no cache, so a forward pass over three tokens for each step; its feed-forward layers are 4 x width.
     """
     if batch > 1:
         return "it acts in one stream alone"

@@ -73,7 +73,7 @@ class Session:
         self._longest, self._fresh = 0, True  # the most steps of any stream; whether some stream has seen none
         self._none = self._last = self.spec.no_action(streams).numpy()
         self._going = np.zeros(streams, dtype=bool)
-        self._rewards = self._no_rewards()
+        self._rewards = deque(np.zeros(streams, dtype=np.float32) for _ in range(self.spec.reward_lag - 1))
 
     def _choose_path(self, path: str) -> Agent[Any]:
         if path not in ("auto", "fast", "cached"):
@@ -92,9 +92,9 @@ class Session:
     ) -> Tensor:
         """The policy's decision in each stream.
 
-        reward: what the previous step earned in each stream (for logs: what the step just logged earned). A policy that
-                sees rewards needs it at every step but a stream's first, where it is ignored, however late the policy
-                is told; if any stream is past its first step, give it for all. (For logs it counts from the first on.)
+        reward: what the previous step earned in each stream (for logs: what the step just logged earned). Where the
+            policy sees rewards it is needed, however late the policy is told, unless all streams are at their first
+            step (for logs: always). A stream at its first step ignores it;
         action: what was really done in the previous step, if not what this session answered;
         allowed: True where an action may be taken now.
         """
@@ -113,8 +113,8 @@ class Session:
         if self._fresh:
             first_B = self._steps == 0
             done = np.where(first_B.reshape(-1, *[1] * (done.ndim - 1)), self._none, done)
-        told_B = self._delayed(earned_B, first_B)
-        answer = (self._fast if self.path == "fast" else self._cached)(seen, done, told_B, first_B, may_BA)
+        told = seen, done, self._delayed(earned_B, first_B), first_B, may_BA
+        answer = self._fast(self._agent, *told) if isinstance(self._agent, CPUStep) else self._cached(*told)
         self._steps += 1
         self._longest, self._fresh = self._longest + 1, False
         return answer
@@ -133,8 +133,9 @@ class Session:
 
     # ------------------------------------------------------------ the two paths: what is known, and the answer
 
-    def _fast(self, obs: Values, action: Values, reward_B: Values, first_B: Values, allowed_BA: Values | None) -> Tensor:
-        agent: CPUStep = self._agent  # pyright: ignore[reportAssignmentType]
+    def _fast(
+        self, agent: CPUStep, obs: Values, action: Values, reward_B: Values, first_B: Values, allowed_BA: Values | None
+    ) -> Tensor:
         logits_BA = agent.decide(self._state, obs, action, reward_B.tolist(), first_B.tolist(), allowed_BA)
         if isinstance(self.spec.action, Discrete):
             self._last = logits_BA.argmax(-1)  # the first of equals, as in torch
@@ -146,22 +147,25 @@ class Session:
     def _cached(
         self, obs: Values, action: Values, reward_B: Values, first_B: Values, allowed_BA: Values | None
     ) -> Tensor:
-        told = {"obs": obs, "prev_action": action, "prev_reward": reward_B, "first": first_B, "allowed": allowed_BA}
-        step = Step(**{name: x if x is None else torch.from_numpy(x) for name, x in told.items()})
-        step = step if self.device.type == "cpu" else step.to(self.device)
-        logits_BA, self._state = self._agent.step(self._state, step)
+        told = {"obs": obs, "prev_action": action, "prev_reward": reward_B, "first": first_B}
+        copies = {name: torch.tensor(x, device=self.device) for name, x in told.items()}  # a policy may keep them
+        may_BA = None if allowed_BA is None else torch.tensor(allowed_BA, device=self.device)
+        logits_BA, self._state = self._agent.step(self._state, Step(**copies, allowed=may_BA))
         answer = choose(logits_BA, self.spec).cpu()
-        self._last = (answer.double() if answer.is_floating_point() else answer).numpy().copy()
+        self._last = (
+            (answer.float() if answer.dtype == torch.bfloat16 else answer).numpy().copy()
+        )  # NumPy has no bfloat16
         return answer
 
     # ------------------------------------------------------------ rewards
 
     def _unrewarded(self) -> Values:
-        """No reward was told: that is nothing where none can be known yet, or where the policy would not look."""
+        """No reward was told: zeros, if there can be none yet or the policy would not look; otherwise an error."""
         if "reward" in self.policy.sees and (self.spec.reward_lag == 0 or self._longest > 0):
+            may = "no step" if self.spec.reward_lag == 0 else "only the first step of all streams"
             raise ValueError(
-                "reward: expected what the last step earned in each stream, got None: "
-                f"{type(self.policy).__name__} sees rewards, and only the first step of an episode has none before it"
+                f"reward: expected what the last step earned in each of {self.streams} streams, got None: "
+                f"{type(self.policy).__name__} sees rewards, so {may} may leave it out"
             )
         return np.zeros(self.streams, dtype=np.float32)
 
@@ -176,7 +180,3 @@ class Session:
             self._rewards.append(earned_B.copy())  # whoever told it may write over it
             earned_B = self._rewards.popleft()
         return earned_B if scale == 1 else earned_B * np.float32(scale)
-
-    def _no_rewards(self) -> deque[Values]:
-        """What a lag of several steps keeps back: rewards that have come in, but are not told yet."""
-        return deque(np.zeros(self.streams, dtype=np.float32) for _ in range(self.spec.reward_lag - 1))

@@ -10,9 +10,14 @@ are copied once, and multiplied out (in float64) where algebra allows:
   the embedding of an action is multiplied with the layer that reads it.
 
 Streams follow each other in a loop, each with its own length, and only filled slots are read. Keys and values lie with
-time last, in rows that begin where the processor's cache lines do: so BLAS reads both at the speed of memory. A last row
-of values is all ones, so the product that sums values sums the attention weights too. Weights are exponentials of the
-scores as they are; only where those leave the safe range are they taken again, less the largest, as the twin does.
+time last, in rows that begin where the processor's cache lines do: so BLAS reads them at the speed of memory, which is
+most of what a long context costs. A last row of values is all ones, so the product that sums values sums the attention
+weights too. Those are exponentials of the scores as they are; only where these leave the safe range are they taken
+again, less the largest, as the twin does.
+
+Threads: NumPy's OpenBLAS computes products as small as those of the paper's sizes in one thread by itself, so nothing
+is set here. Wide policies (from about 256) are another matter: two threads gain a little on idle cores, and may lose
+several times over on busy ones. For steady latency set OPENBLAS_NUM_THREADS=1 before Python starts.
 
 Shapes: B streams, D width, H heads, E head size, S cached steps, L layers, U utility width, A actions, I what comes in,
 F hidden units, X projections of a layer (3D, or 6D with twins), K matrices U of all layers; D1 is D and a constant 1,
