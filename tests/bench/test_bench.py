@@ -7,6 +7,7 @@ import importlib.util
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from uat.bench import Bench
 from uat.bench.__main__ import main as plain_main
 from uat.bench.__main__ import parser
 from uat.bench.cases import CASES, FULL, QUICK, set_path, settings
-from uat.bench.peers import PEERS, load
+from uat.bench.peers import MOST, PEERS, load
 from uat.bench.recompute import Recomputing
 from uat.bench.report import case_rows, tables
 from uat.bench.run import Result, bench
@@ -26,6 +27,7 @@ from uat.bench.steps import Stepping, tensors
 from uat.bench.timing import Call, Row, measure, numpy_obeys, quantile, quiet, threads
 from uat.cli import main
 from uat.methods import METHODS
+from uat.types import Weights
 
 CPU = torch.device("cpu")
 KEYS = ["device", "case", "method", "path", "batch", "context", "metric", "value", "unit"]
@@ -368,3 +370,32 @@ def test_peers_that_are_installed_can_be_called_again_and_again(name: str) -> No
     call = build(config.build_domain().spec, config.method, 1, 6, CPU)
     assert isinstance(call, Call)
     assert len(measure({name: call}, 3, CPU)[name]) == 3
+
+
+def test_d3rlpy_says_where_it_is_no_peer() -> None:
+    config, (_, build) = settings("uat", QUICK, "fp32"), PEERS["d3rlpy"]
+    spec = config.build_domain().spec
+    assert build(spec, config.method, 2, 6, CPU) == "it acts in one stream alone"
+    assert build(spec, config.method, 1, MOST + 1, CPU) == "beyond 1024 steps its attention weights take gigabytes"
+    weights = replace(spec, action=Weights(3))
+    assert build(weights, config.method, 1, 6, CPU) == "it takes vectors and discrete actions"
+
+
+def test_d3rlpy_sees_as_many_steps_as_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the first call that is timed, and at each after it; before that its network is never asked."""
+    library = pytest.importorskip("d3rlpy")
+    seen: list[int] = []
+    predict = library.algos.DiscreteDecisionTransformer.predict
+
+    def heard(self: Any, told: Any) -> Any:
+        seen.append(told.length)
+        return predict(self, told)
+
+    monkeypatch.setattr(library.algos.DiscreteDecisionTransformer, "predict", heard)
+    config = settings("uat", QUICK, "fp32")
+    call = PEERS["d3rlpy"][1](config.build_domain().spec, config.method, 1, 6, CPU)
+    assert isinstance(call, Call)
+    assert seen == []
+    actions = [call.run() for _ in range(3)]
+    assert seen == [6, 6, 6]
+    assert all(0 <= action < 5 for action in actions)

@@ -29,14 +29,15 @@ class Listening:
 
     def __init__(self, policy: Policy, path: Path, monkeypatch: pytest.MonkeyPatch, *, streams: int = STREAMS) -> None:
         self.session, self.spec, self.logits = Session(policy, streams=streams, path=path), policy.spec, []
-        step = self.session._agent.step
+        name = "decide" if path == "fast" else "step"
+        answer = getattr(self.session._agent, name)
 
-        def listen(state: Any, told: Any) -> Any:
-            logits_BA, state = step(state, told)
-            self.logits.append(logits_BA)
-            return logits_BA, state
+        def listen(*told: Any) -> Any:
+            found = answer(*told)
+            self.logits.append(torch.from_numpy(found) if path == "fast" else found[0])
+            return found
 
-        monkeypatch.setattr(self.session._agent, "step", listen)
+        monkeypatch.setattr(self.session._agent, name, listen)
 
     def tell(self, trajectory: Trajectory, t: int) -> Tensor:
         """Step t of these episodes, as somebody outside would tell it."""
@@ -130,13 +131,13 @@ def test_session_equals_a_rollout(method: str, path: Path) -> None:
 
 def test_what_was_really_done_replaces_the_answer() -> None:
     spec = SPECS["vector-weights"]
-    policy, obs = build_random("uat", spec, dtype=torch.float32), torch.zeros(1, 5)
+    policy, obs, reward = build_random("uat", spec, dtype=torch.float32), torch.zeros(1, 5), torch.zeros(1)
     told, untold = Session(policy), Session(policy)
     answer = told.act(obs)
     assert torch.equal(answer, untold.act(obs))
-    assert torch.equal(told.act(obs, action=answer), untold.act(obs))
+    assert torch.equal(told.act(obs, reward=reward, action=answer), untold.act(obs, reward=reward))
     other = torch.eye(4)[:1]
-    assert not torch.equal(told.act(obs, action=other), untold.act(obs))
+    assert not torch.equal(told.act(obs, reward=reward, action=other), untold.act(obs, reward=reward))
 
 
 def test_session_plays_without_dropout_and_without_gradients() -> None:
@@ -144,6 +145,20 @@ def test_session_plays_without_dropout_and_without_gradients() -> None:
     action = Session(policy).act(torch.zeros(1, 5))
     assert not policy.training
     assert not action.requires_grad
+
+
+@torch.no_grad()
+def test_a_policy_in_bfloat16_is_told_what_it_answered() -> None:
+    policy = build_random("uat", SPECS["vector-weights"], dtype=torch.float32).bfloat16()
+    session, obs, earned = Session(policy), torch.ones(1, 5), torch.ones(1)
+    state, history = policy.init_state(1, 3, "cpu"), policy.spec.clock.begin(policy.spec.no_action(1))
+    for t in range(3):
+        logits, state = policy.step(state, history.step(obs))
+        expected = choose(logits, policy.spec)
+        history.add(expected, earned)
+        answer = session.act(obs, reward=earned if t else None)
+        assert answer.dtype == torch.bfloat16
+        assert torch.equal(answer, expected)
 
 
 @every_lag
@@ -197,7 +212,7 @@ def test_answers_are_the_callers_to_keep() -> None:
     policy, obs = build_random("uat", SPECS["vector-weights"], dtype=torch.float32), torch.ones(1, 5)
     session, untouched = Session(policy), Session(policy)
     for _ in range(3):
-        answer, expected = session.act(obs), untouched.act(obs)
+        answer, expected = session.act(obs, reward=[0.5]), untouched.act(obs, reward=[0.5])
         assert torch.equal(answer, expected)
         answer.zero_()
 
@@ -206,22 +221,24 @@ def test_longer_sessions_need_more_capacity_or_a_restart() -> None:
     spec = SPECS["vector-discrete"]
     policy = build_random("uat", spec, dtype=torch.float32, max_positions=20)
     session, longer = Session(policy, streams=2), Session(policy, streams=2, capacity=20)
+    told: dict[str, Any] = {"obs": torch.zeros(2, 5), "reward": [0.0, 0.0]}
     for _ in range(spec.horizon):
-        session.act(torch.zeros(2, 5))
+        session.act(**told)
     with pytest.raises(ValueError, match=r"stream 0 has seen 7 steps, and the session holds 7"):
-        session.act(torch.zeros(2, 5))
+        session.act(**told)
     session.restart(0)
     with pytest.raises(ValueError, match=r"stream 1 has seen 7 steps, and the session holds 7"):
-        session.act(torch.zeros(2, 5))
+        session.act(**told)
     session.restart(1)
-    session.act(torch.zeros(2, 5))
+    session.act(**told)
     for _ in range(20):
-        longer.act(torch.zeros(2, 5))
+        longer.act(**told)
 
 
 # ---------------------------------------------------------------- what is refused
 
 
+OBS_2 = torch.tensor([[0.1, 0.2, 0.3, 0.4, 0.5], [0.5, 0.4, 0.3, 0.2, 0.1]])
 OBS: dict[str, Any] = {
     "vector-discrete": np.zeros((2, 5)),
     "vector-weights": np.zeros((2, 5)),
@@ -288,6 +305,47 @@ def test_refused_input_leaves_the_session_as_it_was(name: str, told: dict[str, A
             session.act(OBS[name], reward=reward),
             untouched.act(OBS[name], reward=reward),
         )
+
+
+@every_path
+@pytest.mark.parametrize("lag", [1, 3])
+def test_a_reward_left_out_after_the_first_step_is_refused(lag: int, path: Path) -> None:
+    """Silence is not zero. It is refused in one sentence, and the session is as it was."""
+    policy = build_random("uat", replace(SPECS["vector-discrete"], reward_lag=lag), dtype=torch.float32)
+    session, untouched, obs = Session(policy, streams=2, path=path), Session(policy, streams=2, path=path), OBS_2
+    message = r"reward: expected .* in each of 2 streams, got None: UAT sees rewards, so only the first step of all"
+    assert torch.equal(session.act(obs), untouched.act(obs))
+    for reward in ([0.3, -0.2], [0.1, 0.4], [0.0, 1.0]):
+        with pytest.raises(ValueError, match=message):
+            session.act(obs)
+        assert torch.equal(session.act(obs, reward=reward), untouched.act(obs, reward=reward))
+    session.restart(0)
+    with pytest.raises(ValueError, match=message):  # stream 1 goes on, so somebody earned something
+        session.act(obs)
+    session.restart(1)
+    session.act(obs)
+
+
+def test_a_reward_told_with_the_first_step_is_ignored() -> None:
+    policy = build_random("uat", SPECS["vector-weights"], dtype=torch.float32)
+    session, untold = Session(policy, streams=2), Session(policy, streams=2)
+    assert torch.equal(session.act(OBS_2, reward=[5.0, -5.0]), untold.act(OBS_2))
+    assert torch.equal(session.act(OBS_2, reward=[1.0, 0.0]), untold.act(OBS_2, reward=[1.0, 0.0]))
+
+
+def test_logs_tell_a_reward_from_the_first_step_on() -> None:
+    """With no lag the reward belongs to the step that was just logged, so the first one has one too."""
+    session = Session(build_random("uat", replace(SPECS["vector-weights"], reward_lag=0), dtype=torch.float32))
+    with pytest.raises(ValueError, match="got None: UAT sees rewards, so no step may leave it out"):
+        session.act(torch.zeros(1, 5))
+    assert not torch.equal(session.act(torch.zeros(1, 5), reward=[1.0]), session.act(torch.zeros(1, 5), reward=[-1.0]))
+
+
+def test_a_policy_that_sees_no_rewards_needs_none() -> None:
+    policy = build_random("vanilla", SPECS["vector-discrete"], dtype=torch.float32)
+    session, told = Session(policy, streams=2), Session(policy, streams=2)
+    for reward in ([1.0, 2.0], [0.5, -1.0]):
+        assert torch.equal(session.act(OBS_2), told.act(OBS_2, reward=reward))
 
 
 @pytest.mark.parametrize("kind", [np.asarray, torch.as_tensor, lambda x: x], ids=["numpy", "torch", "lists"])

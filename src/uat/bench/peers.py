@@ -96,29 +96,34 @@ def gpt2_cached(spec: Spec, config: Any, batch: int, context: int, device: torch
 
 
 def d3rlpy(spec: Spec, config: Any, batch: int, context: int, device: torch.device) -> Call | str:
-    """d3rlpy's DiscreteDecisionTransformer through its own `predict`: no cache, one stream, feed-forward 4 x width."""
+    """d3rlpy's DiscreteDecisionTransformer in its stateful wrapper: observation and last reward in, action out.
+
+    It has no cache, so a forward pass over three tokens for each step; its feed-forward layers are 4 x width.
+    """
     if batch > 1:
         return "it acts in one stream alone"
-    library = load("d3rlpy")
-    if isinstance(library, str):
-        return library
     if context > MOST:
         return f"beyond {MOST} steps its attention weights take gigabytes"
     if not (isinstance(spec.obs, Vector) and isinstance(spec.action, Discrete)):
         return "it takes vectors and discrete actions"
+    library = load("d3rlpy")
+    if isinstance(library, str):
+        return library
     encoder = library.models.VectorEncoderFactory([config.d_model], exclude_last_activation=True)
     same = {"num_layers": config.num_layers, "num_heads": config.num_heads, "encoder_factory": encoder}
-    made = library.algos.DiscreteDecisionTransformerConfig(**same, context_size=context, max_timestep=context)
-    algorithm = made.create(device="cuda:0" if device.type == "cuda" else "cpu:0")
-    algorithm.create_impl((spec.obs.width,), spec.action.count)
-    told = library.algos.TransformerInput(
-        observations=torch.rand(context, spec.obs.width).numpy(),
-        actions=torch.zeros(context, dtype=torch.long).numpy(),
-        rewards=torch.rand(context, 1).numpy(),
-        returns_to_go=torch.rand(context, 1).numpy(),
-        timesteps=torch.arange(context).numpy(),
+    sizes = {"context_size": context, "max_timestep": context, "activation_type": "relu"}
+    algorithm = library.algos.DiscreteDecisionTransformerConfig(**same, **sizes).create(
+        device="cuda:0" if device.type == "cuda" else "cpu:0"
     )
-    return Call(lambda: algorithm.predict(told))
+    algorithm.create_impl((spec.obs.width,), spec.action.count)
+    greedy = library.algos.GreedyTransformerActionSampler()
+    stream = algorithm.as_stateful_wrapper(target_return=0.0, action_sampler=greedy)
+    obs_O, none_A = torch.rand(spec.obs.width).numpy(), torch.zeros(spec.action.count).numpy()
+    algorithm.predict = lambda told: none_A  # the past goes in at once: nothing is computed for it
+    for _ in range(context - 1):
+        stream.predict(obs_O, 0.5)
+    del algorithm.predict
+    return Call(lambda: stream.predict(obs_O, 0.5))
 
 
 PEERS: dict[str, tuple[str, Peer]] = {

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from uat.acting import choose
-from uat.checks import Array, check_actions, check_mask, check_numbers, check_observations
+from uat.checks import Array
 from uat.methods import Policy
 from uat.methods.uat import UAT
 from uat.methods.vanilla import Vanilla
 from uat.nn.kernels.cpu_step import CPUStep
-from uat.types import Agent, Step
+from uat.serving.entrance import Entrance, Values
+from uat.types import Agent, Discrete, Step
 
 FAST_STREAMS = 8
 """Up to here the fast step, which takes one stream after the other, beats the cached step, which takes all at once."""
@@ -67,10 +68,12 @@ class Session:
         self._agent = self._choose_path(path)
         self.path = "cached" if self._agent is policy else "fast"
         self._state = self._agent.init_state(streams, self.capacity, self.device)
+        self._entrance = Entrance(self.spec, streams)
         self._steps = np.zeros(streams, dtype=np.int64)
-        self._fresh = np.ones(streams, dtype=bool)
-        self._last = self.spec.no_action(self.streams)
-        self._rewards: deque[Tensor] = deque(maxlen=max(1, self.spec.reward_lag))
+        self._longest, self._fresh = 0, True  # the most steps of any stream; whether some stream has seen none
+        self._none = self._last = self.spec.no_action(streams).numpy()
+        self._going = np.zeros(streams, dtype=bool)
+        self._rewards = deque(np.zeros(streams, dtype=np.float32) for _ in range(self.spec.reward_lag - 1))
 
     def _choose_path(self, path: str) -> Agent[Any]:
         if path not in ("auto", "fast", "cached"):
@@ -84,38 +87,37 @@ class Session:
             raise ValueError(f"path='fast' is not possible: {fast}")
         return self.policy
 
-    @torch.no_grad()
     def act(
         self, obs: Array, *, reward: Array | None = None, action: Array | None = None, allowed: Array | None = None
     ) -> Tensor:
         """The policy's decision in each stream.
 
-        reward: what the previous step earned in each stream (for logs: what the step just logged earned);
+        reward: what the previous step earned in each stream (for logs: what the step just logged earned). Where the
+            policy sees rewards it is needed, however late the policy is told, unless all streams are at their first
+            step (for logs: always). A stream at its first step ignores it;
         action: what was really done in the previous step, if not what this session answered;
         allowed: True where an action may be taken now.
         """
-        first = torch.from_numpy(self._fresh.copy())
-        steps = np.where(self._fresh, 0, self._steps)
-        if steps.max() >= self.capacity:
+        if self._longest >= self.capacity:
             raise ValueError(
-                f"stream {steps.argmax()} has seen {steps.max()} steps, and the session holds {self.capacity}: "
+                f"stream {self._steps.argmax()} has seen {self._longest} steps, and the session holds {self.capacity}: "
                 "restart the stream, or open the session with a larger capacity"
             )
-        seen = check_observations(obs, self.spec, (self.streams,))
-        earned = torch.zeros(self.streams) if reward is None else check_numbers("reward", reward, (self.streams,))
-        done = self._last if action is None else check_actions("action", action, self.spec, (self.streams,))
-        may = None if allowed is None else self._check_allowed(allowed)
+        enter = self._entrance
+        seen = enter.observations(obs)
+        earned_B = self._unrewarded() if reward is None else enter.rewards(reward)
+        done = self._last if action is None else enter.actions(action)
+        may_BA = None if allowed is None else enter.allowed(allowed)
 
-        if self._fresh.any():
-            first_like = first.view(-1, *[1] * (done.dim() - 1))
-            done = torch.where(first_like, self.spec.no_action(self.streams), done)
-        step = Step(obs=seen, prev_action=done, prev_reward=self._delayed(earned, first), first=first, allowed=may)
-        step = step if self.device.type == "cpu" else step.to(self.device)
-        logits_BA, self._state = self._agent.step(self._state, step)
-        self._last = choose(logits_BA, self.spec).cpu()
-        self._steps = np.where(self._fresh, 1, self._steps + 1)
-        self._fresh[:] = False
-        return self._last.clone()
+        first_B = self._going
+        if self._fresh:
+            first_B = self._steps == 0
+            done = np.where(first_B.reshape(-1, *[1] * (done.ndim - 1)), self._none, done)
+        told = seen, done, self._delayed(earned_B, first_B), first_B, may_BA
+        answer = self._fast(self._agent, *told) if isinstance(self._agent, CPUStep) else self._cached(*told)
+        self._steps += 1
+        self._longest, self._fresh = self._longest + 1, False
+        return answer
 
     def restart(self, streams: Array | None = None) -> None:
         """Some streams (their numbers, or a mask; all, if none are named) begin a new episode with their next step."""
@@ -126,24 +128,55 @@ class Session:
             raise ValueError(f"restart: expected stream numbers or a mask of {self.streams} booleans, got {streams!r}")
         if chosen.size and (chosen.min() < 0 or chosen.max() >= self.streams):
             raise ValueError(f"restart: streams must lie in [0, {self.streams}), got {chosen.tolist()}")
-        self._fresh[chosen.astype(np.int64)] = True
+        self._steps[chosen.astype(np.int64)] = 0
+        self._longest, self._fresh = int(self._steps.max()), bool((self._steps == 0).any())
 
-    def _delayed(self, earned_B: Tensor, first_B: Tensor) -> Tensor:
+    # ------------------------------------------------------------ the two paths: what is known, and the answer
+
+    def _fast(
+        self, agent: CPUStep, obs: Values, action: Values, reward_B: Values, first_B: Values, allowed_BA: Values | None
+    ) -> Tensor:
+        logits_BA = agent.decide(self._state, obs, action, reward_B.tolist(), first_B.tolist(), allowed_BA)
+        if isinstance(self.spec.action, Discrete):
+            self._last = logits_BA.argmax(-1)  # the first of equals, as in torch
+        else:
+            self._last = choose(torch.from_numpy(logits_BA), self.spec).numpy()
+        return torch.from_numpy(self._last.copy())
+
+    @torch.no_grad()
+    def _cached(
+        self, obs: Values, action: Values, reward_B: Values, first_B: Values, allowed_BA: Values | None
+    ) -> Tensor:
+        told = {"obs": obs, "prev_action": action, "prev_reward": reward_B, "first": first_B}
+        copies = {name: torch.tensor(x, device=self.device) for name, x in told.items()}  # a policy may keep them
+        may_BA = None if allowed_BA is None else torch.tensor(allowed_BA, device=self.device)
+        logits_BA, self._state = self._agent.step(self._state, Step(**copies, allowed=may_BA))
+        answer = choose(logits_BA, self.spec).cpu()
+        self._last = (
+            (answer.float() if answer.dtype == torch.bfloat16 else answer).numpy().copy()
+        )  # NumPy has no bfloat16
+        return answer
+
+    # ------------------------------------------------------------ rewards
+
+    def _unrewarded(self) -> Values:
+        """No reward was told: zeros, if there can be none yet or the policy would not look; otherwise an error."""
+        if "reward" in self.policy.sees and (self.spec.reward_lag == 0 or self._longest > 0):
+            may = "no step" if self.spec.reward_lag == 0 else "only the first step of all streams"
+            raise ValueError(
+                f"reward: expected what the last step earned in each of {self.streams} streams, got None: "
+                f"{type(self.policy).__name__} sees rewards, so {may} may leave it out"
+            )
+        return np.zeros(self.streams, dtype=np.float32)
+
+    def _delayed(self, earned_B: Values, first_B: Values) -> Values:
         """The reward channel of this step, as the clock defines it: late by the lag, and scaled."""
-        lag = self.spec.reward_lag
-        while len(self._rewards) < lag:
-            self._rewards.append(torch.zeros(self.streams))
-        if self._fresh.any():
-            if lag > 0:  # what an episode's last action earned must not leak into the next episode
-                earned_B = earned_B.masked_fill(first_B, 0.0)
-            kept = [old_B.masked_fill(first_B, 0.0) for old_B in self._rewards]
-            self._rewards = deque(kept, maxlen=self._rewards.maxlen)
-        self._rewards.append(earned_B.clone())  # whoever told it may write over it
-        return (self._rewards[0] if lag > 0 else earned_B) * self.spec.reward_scale
-
-    def _check_allowed(self, allowed: Array) -> Tensor:
-        mask = check_mask("allowed", allowed, (self.streams, self.spec.action.count))
-        if not mask.any(-1).all():
-            stream = int((~mask.any(-1)).int().argmax())
-            raise ValueError(f"allowed: every stream needs at least one allowed action, got none in stream {stream}")
-        return mask
+        lag, scale = self.spec.reward_lag, self.spec.reward_scale
+        if self._fresh and lag > 0:  # what an episode's last action earned must not leak into the next episode
+            earned_B = np.where(first_B, np.float32(0), earned_B)
+            for old_B in self._rewards:
+                old_B[first_B] = 0
+        if lag > 1:
+            self._rewards.append(earned_B.copy())  # whoever told it may write over it
+            earned_B = self._rewards.popleft()
+        return earned_B if scale == 1 else earned_B * np.float32(scale)

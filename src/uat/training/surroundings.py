@@ -47,6 +47,7 @@ def threads(count: int) -> Iterator[None]:
 
     One is best for the latency of small models and for several workers side by side. NumPy, which the fast step of a
     session uses, takes its number from the surroundings when it is loaded: OPENBLAS_NUM_THREADS, or MKL_NUM_THREADS.
+    For policies of the paper's size that changes nothing (`uat.nn.kernels.cpu_step` says more).
     """
     if count < 1:
         raise ValueError(f"threads: count={count} must be at least 1")

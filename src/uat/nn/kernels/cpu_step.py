@@ -9,12 +9,19 @@ are copied once, and multiplied out (in float64) where algebra allows:
   1/√E goes into queries; Q, K, V and their utility twins are one product, so are the gates of all layers, and all U;
   the embedding of an action is multiplied with the layer that reads it.
 
-Streams follow each other in a loop, each with its own length, and only filled slots are read. Keys lie as (H, E, S)
-and values as (H, S, E): so BLAS reads both at the speed of memory. For the least latency let it use one thread
-(OPENBLAS_NUM_THREADS=1 before Python starts, or whatever your NumPy is built with).
+Streams follow each other in a loop, each with its own length, and only filled slots are read. Keys and values lie with
+time last, in rows that begin where the processor's cache lines do: so BLAS reads them at the speed of memory, which is
+most of what a long context costs. A last row of values is all ones, so the product that sums values sums the attention
+weights too. Those are exponentials of the scores as they are; only where these leave the safe range are they taken
+again, less the largest, as the twin does.
+
+Threads: NumPy's OpenBLAS computes products as small as those of the paper's sizes in one thread by itself, so nothing
+is set here. Wide policies (from about 256) are another matter: two threads gain a little on idle cores, and may lose
+several times over on busy ones. For steady latency set OPENBLAS_NUM_THREADS=1 before Python starts.
 
 Shapes: B streams, D width, H heads, E head size, S cached steps, L layers, U utility width, A actions, I what comes in,
-F hidden units, X projections of a layer (3D, or 6D with twins), K matrices U of all layers; D1 is D and a constant 1.
+F hidden units, X projections of a layer (3D, or 6D with twins), K matrices U of all layers; D1 is D and a constant 1,
+E1 is E and a one, R the rows of a head's memory (E keys, E values, a one).
 """
 
 from __future__ import annotations
@@ -36,8 +43,10 @@ from uat.types import Step
 
 Floats = NDArray[Any]
 DTYPES = {torch.float32: np.float32, torch.float64: np.float64}
-PADDING = 16
-"""Spare slots after the last: rows a power of two apart would fight for the same lines of the processor's cache."""
+LINE = 64
+"""Bytes of a line of the processor's cache."""
+SAFE = (1e-15, 1e15)
+"""Sums of exponentials in here lost nothing: what underflowed is less than a rounding error, and nothing overflowed."""
 
 
 def _array(x: Tensor) -> Floats:
@@ -58,6 +67,23 @@ def _writing(linear: nn.Linear) -> Floats:
     return _centred(np.vstack([_array(linear.weight).T, _array(linear.bias)]))
 
 
+def _pairs(qkv: Floats, heads: int) -> Floats:
+    """Queries as they are, then a key and a value for each head: from (3D, ...) in thirds to the order of memory."""
+    queries, keys_values = qkv[: len(qkv) // 3], qkv[len(qkv) // 3 :]
+    paired = keys_values.reshape(2, heads, -1, *qkv.shape[1:]).swapaxes(0, 1)
+    return np.concatenate([queries, paired.reshape(keys_values.shape)])
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Floats:
+    """Zeros, the last axis beginning and ending with a cache line. One line is spare: rows a power of two apart would
+    fight for the same places of the cache."""
+    a_line = LINE // dtype.itemsize
+    rows, length = math.prod(shape[:-1]), (-(-shape[-1] // a_line) + 1) * a_line
+    flat = np.zeros(rows * length + a_line, dtype)
+    start = -flat.ctypes.data % LINE // dtype.itemsize
+    return flat[start : start + rows * length].reshape(*shape[:-1], length)[..., : shape[-1]]
+
+
 def _rows(encoder: nn.Module) -> Floats:
     """(I, O): row i is what id i, or entry i of a vector, adds. Ids have one more row of zeros: the id -1 finds it."""
     if isinstance(encoder, IdEmbedding):
@@ -76,8 +102,9 @@ class LayerWeights:
     def of(block: Block) -> LayerWeights:
         a, up, down = block.attention, cast(nn.Linear, block.ff[0]), cast(nn.Linear, block.ff[2])
         width = a.out.in_features
-        project_XD = _array(a.project.weight).copy()
-        for queries_DD in np.split(project_XD, len(project_XD) // width)[::3]:  # W_Q, and W_Q^u
+        parts = np.split(_array(a.project.weight), a.project.weight.shape[0] // (3 * width))  # W, and W^u
+        project_XD = np.concatenate([_pairs(part_3DD, a.num_heads) for part_3DD in parts])
+        for queries_DD in np.split(project_XD, len(project_XD) // width)[::3]:
             queries_DD *= (width // a.num_heads) ** -0.5
         return LayerWeights(
             project_D1X=_after(block.attention_norm, project_XD),
@@ -89,7 +116,7 @@ class LayerWeights:
 
 @dataclass(slots=True)
 class UtilityWeights:
-    """Gates and offsets of all layers lie as their projections do: queries, keys, values."""
+    """Gates and offsets of all layers lie as their projections do."""
 
     action_IF: Floats
     reward_F: Floats
@@ -105,16 +132,17 @@ class UtilityWeights:
         first, last = cast(nn.Linear, utility.encoder.mlp[0]), cast(nn.Linear, utility.encoder.mlp[2])
         first_FI, last_FU = _array(first.weight), _array(last.weight).T
         regime_UD, none_UD = _array(utility.regime.weight).T, np.zeros(utility.regime.weight.T.shape)
-        tokens = np.split(_array(utility.token.weight).T, len(blocks), axis=1)
+        heads, tokens = blocks[0].attention.num_heads, np.split(_array(utility.token.weight).T, len(blocks), axis=1)
         gates = [np.block([[none_UD, token_UD, token_UD], [regime_UD, none_UD, none_UD]]) for token_UD in tokens]
         offsets_L3HEE = np.stack([_array(cast(Tensor, block.attention.project.bias_3HEE)) for block in blocks])
         offsets_L3HEE[:, 0] *= offsets_L3HEE.shape[-1] ** -0.5
+        offsets_KEE = np.concatenate([_pairs(np.concatenate(offsets_3HEE), heads) for offsets_3HEE in offsets_L3HEE])
         return UtilityWeights(
             action_IF=_rows(utility.encoder.action) @ first_FI[:, :-1].T,
             reward_F=first_FI[:, -1],
             utility_F2U=np.hstack([last_FU, (1 - utility.decay) * last_FU]),
-            gates_2UX=np.hstack(gates),
-            offsets_KEE=offsets_L3HEE.reshape(-1, *offsets_L3HEE.shape[-2:]).swapaxes(1, 2),
+            gates_2UX=np.hstack([_pairs(gates_2U3D.T, heads).T for gates_2U3D in gates]),
+            offsets_KEE=offsets_KEE.swapaxes(1, 2),
             decay_1=np.array([utility.decay]),
         )
 
@@ -149,15 +177,17 @@ class Scratch:
         width, d_head = d_in - 1, (d_in - 1) // heads
         self.x_D, self.change_D = np.empty((2, width), dtype)
         self.z_D1, self.h_D1 = np.ones((2, width + 1), dtype)
-        self.f_F1, self.zeros_F, self.scale_1 = np.ones(d_ff + 1, dtype), np.zeros(d_ff, dtype), np.empty(1, dtype)
+        self.f_F1, self.zeros_F, self.scale = np.ones(d_ff + 1, dtype), np.zeros(d_ff, dtype), np.empty((), dtype)
         self.z_D, self.f_F = self.z_D1[:-1], self.f_F1[:-1]
-        self.h_H1E = self.h_D1[:-1].reshape(heads, 1, d_head)
+        self.h_HE1 = self.h_D1[:-1].reshape(heads, d_head, 1)
         self.project_X = np.empty(d_project, dtype)
         self.qkv_3D, self.twin_3D = self.project_X[: 3 * width], self.project_X[3 * width :]
         self.q_H1E = self.qkv_3D[:width].reshape(heads, 1, d_head)
-        self.k_HE, self.v_HE = self.qkv_3D[width:].reshape(2, heads, d_head)
-        self.scores_H1S = np.empty((heads, 1, capacity), dtype)
-        self.peak_H11, self.total_H11 = np.empty((2, heads, 1, 1), dtype)
+        self.kv_H2E = self.qkv_3D[width:].reshape(heads, 2 * d_head)
+        self.scores_HS = np.empty(heads * capacity, dtype)
+        self.sums_HE1 = np.empty((heads, d_head + 1, 1), dtype)
+        self.value_HE1, self.total_H11 = self.sums_HE1[:, :-1], self.sums_HE1[:, -1:]
+        self.totals_H = self.sums_HE1[:, -1, 0]
         if utility is not None:
             self.hidden_F, self.zeros_hidden_F = np.zeros((2, len(utility.reward_F)), dtype)
             self.u_2U = np.empty(len(utility.gates_2UX), dtype)
@@ -172,8 +202,7 @@ class Scratch:
 class Memory:
     """What one stream knows."""
 
-    k_LHES: list[Floats]
-    v_LHSE: list[Floats]
+    kv_LHRS: list[Floats]
     ubar_U: Floats
     length: int = 0
 
@@ -194,7 +223,8 @@ class CPUStep:
         if weights.device.type != "cpu" or weights.dtype not in DTYPES:
             raise ValueError(f"it takes float32 or float64 on a CPU, not {weights.dtype} on {weights.device}")
         self.dtype = np.dtype(DTYPES[weights.dtype])
-        self.heads, self.check_range = backbone.config.num_heads, backbone.check_range
+        self.heads, self.d_head = backbone.config.num_heads, d_model // backbone.config.num_heads
+        self.check_range = backbone.check_range
         self.root, self.epsilon = math.sqrt(d_model), d_model * backbone.norm.eps
         blocks = [cast(Block, block) for block in backbone.blocks]
         self.ends = self._own(EndWeights.of(backbone, head))
@@ -207,92 +237,120 @@ class CPUStep:
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str = "cpu") -> CPUState:
         self.check_range(capacity)
-        d_head, layers = self.ends.positions_SD.shape[1] // self.heads, len(self.layers)
-        k_BLHES = np.zeros((streams, layers, self.heads, d_head, capacity + PADDING), self.dtype)[..., :capacity]
-        v_BLHSE = np.zeros((streams, layers, self.heads, capacity, d_head), self.dtype)
-        ubar_BU = np.zeros((streams, 0 if self.utility is None else len(self.utility.gates_2UX) // 2), self.dtype)
-        memories = [Memory(list(k), list(v), ubar) for k, v, ubar in zip(k_BLHES, v_BLHSE, ubar_BU, strict=True)]
+        rows, d_utility = 2 * self.d_head + 1, 0 if self.utility is None else len(self.utility.gates_2UX) // 2
+        ubar_BU, memories = np.zeros((streams, d_utility), self.dtype), []
+        for ubar_U in ubar_BU:
+            kv_LHRS = _aligned((len(self.layers), self.heads, rows, capacity), self.dtype)
+            kv_LHRS[:, :, -1] = 1
+            memories.append(Memory(list(kv_LHRS), ubar_U))
         return CPUState(memories, Scratch(self.layers[0], self.utility, self.heads, capacity))
 
     def step(self, state: CPUState, step: Step) -> tuple[Tensor, CPUState]:
         """As `Policy.step`: logits (B, A), and the state, which is written over."""
-        s, obs, action = state.scratch, self._told(step.obs), self._told(step.prev_action)
-        reward, first = step.prev_reward.tolist(), step.first.tolist()
-        logits_BA = np.empty((len(first), self.ends.head_D1A.shape[1]), self.dtype)
-        for b, memory in enumerate(state.streams):
-            if first[b]:
-                memory.length = 0
-            if self.utility is not None:
-                self._gates(self.utility, s, memory, action[b], reward[b])
-            self._embed(s, obs[b], memory.length)
-            for layer, weights in enumerate(self.layers):
-                self._attend(weights, s, memory, layer)
-                self._feed_forward(weights, s)
-            memory.length += 1
-            self._norm(s)
-            np.dot(s.z_D1, self.ends.head_D1A, out=logits_BA[b])
-        logits = torch.from_numpy(logits_BA)
-        return logits if step.allowed is None else logits.masked_fill_(~step.allowed, -torch.inf), state
+        obs, action, allowed = step.obs.numpy(), step.prev_action.numpy(), step.allowed
+        allowed_BA = None if allowed is None else allowed.numpy()
+        told = step.prev_reward.tolist(), step.first.tolist(), allowed_BA
+        return torch.from_numpy(self.decide(state, obs, action, *told)), state
 
-    def _told(self, x: Tensor) -> Any:
+    def decide(
+        self,
+        state: CPUState,
+        obs: Floats,
+        action: Floats,
+        reward: list[float],
+        first: list[bool],
+        allowed_BA: NDArray[np.bool_] | None = None,
+    ) -> Floats:
+        """Logits (B, A) without torch."""
+        obs_B, action_B = self._told(obs), self._told(action)
+        logits_BA = np.empty((len(first), self.ends.head_D1A.shape[1]), self.dtype)
+        with np.errstate(over="ignore", invalid="ignore"):  # `_attend` sees to it
+            for b, memory in enumerate(state.streams):
+                if first[b]:
+                    memory.length = 0
+                self._decide(state.scratch, memory, obs_B[b], action_B[b], reward[b], logits_BA[b])
+        if allowed_BA is not None:
+            logits_BA[~allowed_BA] = -np.inf
+        return logits_BA
+
+    def _told(self, x: Floats) -> Any:
         """Ids as a list, vectors as rows."""
-        return x.numpy().reshape(len(x), -1).astype(self.dtype, copy=False) if x.dim() > 1 else x.tolist()
+        return x.tolist() if x.ndim == 1 else x.reshape(len(x), -1).astype(self.dtype, copy=False)
+
+    def _decide(self, s: Scratch, memory: Memory, obs: Any, action: Any, reward: float, logits_A: Floats) -> None:
+        """One stream's step."""
+        if self.utility is not None:
+            self._gates(self.utility, s, memory, action, reward)
+        self._embed(s, obs, memory.length)
+        for layer, weights in enumerate(self.layers):
+            self._project(weights, s, layer)
+            self._attend(weights, s, memory.kv_LHRS[layer], memory.length)
+            self._feed_forward(weights, s)
+        memory.length += 1
+        self._norm(s)
+        s.z_D1.dot(self.ends.head_D1A, logits_A)
 
     def _gates(self, w: UtilityWeights, s: Scratch, memory: Memory, action: Any, reward: float) -> None:
         """Gates of all layers, and what they add on their own."""
         ubar_U = memory.ubar_U
         if memory.length == 0:
             ubar_U.fill(0)
-        np.multiply(w.reward_F, reward, out=s.hidden_F)
-        np.add(s.hidden_F, _look_up(w.action_IF, action), out=s.hidden_F)
+        np.multiply(w.reward_F, reward, s.hidden_F)
+        np.add(s.hidden_F, _look_up(w.action_IF, action), s.hidden_F)
         np.maximum(s.hidden_F, s.zeros_hidden_F, out=s.hidden_F)
-        np.dot(s.hidden_F, w.utility_F2U, out=s.u_2U)
-        np.multiply(ubar_U, w.decay_1, out=ubar_U)
-        np.add(ubar_U, s.u_late_U, out=ubar_U)
+        s.hidden_F.dot(w.utility_F2U, s.u_2U)
+        np.multiply(ubar_U, w.decay_1, ubar_U)
+        np.add(ubar_U, s.u_late_U, ubar_U)
         s.u_late_U[:] = ubar_U
-        np.dot(s.u_2U, w.gates_2UX, out=s.gates_X)
-        np.tanh(s.gates_X, out=s.gates_X)
-        np.matmul(s.gates_K1E, w.offsets_KEE, out=s.offsets_K1E)
+        s.u_2U.dot(w.gates_2UX, s.gates_X)
+        np.tanh(s.gates_X, s.gates_X)
+        np.matmul(s.gates_K1E, w.offsets_KEE, s.offsets_K1E)
 
     def _embed(self, s: Scratch, obs: Any, position: int) -> None:
         p_D = self.ends.positions_SD[min(position, len(self.ends.positions_SD) - 1)]
-        np.add(_look_up(self.ends.obs_ID, obs), p_D, out=s.x_D)
+        np.add(_look_up(self.ends.obs_ID, obs), p_D, s.x_D)
         self._norm(s)
-        np.dot(s.z_D1, self.ends.embed_D1D, out=s.x_D)
+        s.z_D1.dot(self.ends.embed_D1D, s.x_D)
 
-    def _attend(self, w: LayerWeights, s: Scratch, memory: Memory, layer: int) -> None:
+    def _project(self, w: LayerWeights, s: Scratch, layer: int) -> None:
         self._norm(s)
-        np.dot(s.z_D1, w.project_D1X, out=s.project_X)
+        s.z_D1.dot(w.project_D1X, s.project_X)
         if self.utility is not None:
-            np.multiply(s.twin_3D, s.gates_L3D[layer], out=s.twin_3D)
-            np.add(s.qkv_3D, s.twin_3D, out=s.qkv_3D)
-            np.add(s.qkv_3D, s.offsets_L3D[layer], out=s.qkv_3D)
-        t, k_HES, v_HSE = memory.length, memory.k_LHES[layer], memory.v_LHSE[layer]
-        k_HES[..., t], v_HSE[:, t] = s.k_HE, s.v_HE
-        scores_H1S = s.scores_H1S[..., : t + 1]
-        np.matmul(s.q_H1E, k_HES[..., : t + 1], out=scores_H1S)
-        np.maximum.reduce(scores_H1S, axis=2, keepdims=True, out=s.peak_H11)
-        np.subtract(scores_H1S, s.peak_H11, out=scores_H1S)
-        np.exp(scores_H1S, out=scores_H1S)
-        np.add.reduce(scores_H1S, axis=2, keepdims=True, out=s.total_H11)
-        np.matmul(scores_H1S, v_HSE[:, : t + 1], out=s.h_H1E)
-        np.divide(s.h_H1E, s.total_H11, out=s.h_H1E)
-        np.dot(s.h_D1, w.out_D1D, out=s.change_D)
-        np.add(s.x_D, s.change_D, out=s.x_D)
+            np.multiply(s.twin_3D, s.gates_L3D[layer], s.twin_3D)
+            np.add(s.qkv_3D, s.twin_3D, s.qkv_3D)
+            np.add(s.qkv_3D, s.offsets_L3D[layer], s.qkv_3D)
+
+    def _attend(self, w: LayerWeights, s: Scratch, kv_HRS: Floats, t: int) -> None:
+        kv_HRS[:, :-1, t] = s.kv_H2E
+        scores_HS = s.scores_HS[: self.heads * (t + 1)]
+        scores_H1S, weights_HS1 = scores_HS.reshape(self.heads, 1, -1), scores_HS.reshape(self.heads, -1, 1)
+        k_HES, v_HE1S = kv_HRS[:, : self.d_head, : t + 1], kv_HRS[:, self.d_head :, : t + 1]
+        np.matmul(s.q_H1E, k_HES, scores_H1S)
+        np.exp(scores_HS, scores_HS)
+        np.matmul(v_HE1S, weights_HS1, s.sums_HE1)
+        totals = s.totals_H.tolist()
+        if not (SAFE[0] < min(totals) and max(totals) < SAFE[1]):
+            np.matmul(s.q_H1E, k_HES, scores_H1S)
+            np.subtract(scores_H1S, scores_H1S.max(axis=2, keepdims=True), scores_H1S)
+            np.exp(scores_HS, scores_HS)
+            np.matmul(v_HE1S, weights_HS1, s.sums_HE1)
+        np.divide(s.value_HE1, s.total_H11, s.h_HE1)
+        s.h_D1.dot(w.out_D1D, s.change_D)
+        np.add(s.x_D, s.change_D, s.x_D)
 
     def _feed_forward(self, w: LayerWeights, s: Scratch) -> None:
         self._norm(s)
-        np.dot(s.z_D1, w.up_D1F, out=s.f_F)
+        s.z_D1.dot(w.up_D1F, s.f_F)
         np.maximum(s.f_F, s.zeros_F, out=s.f_F)
-        np.dot(s.f_F1, w.down_F1D, out=s.change_D)
-        np.add(s.x_D, s.change_D, out=s.x_D)
+        s.f_F1.dot(w.down_F1D, s.change_D)
+        np.add(s.x_D, s.change_D, s.x_D)
 
     def _norm(self, s: Scratch) -> None:
         """z = x / √(|x|²/D + ε), where x has mean zero."""
-        s.scale_1[0] = self.root / math.sqrt(float(s.x_D.dot(s.x_D)) + self.epsilon)
-        np.multiply(s.x_D, s.scale_1, out=s.z_D)
+        s.scale[()] = self.root / math.sqrt(float(s.x_D.dot(s.x_D)) + self.epsilon)
+        np.multiply(s.x_D, s.scale, s.z_D)
 
 
 def _look_up(rows_IO: Floats, told: Any) -> Floats:
     """The row of an id, or a vector's product with all rows."""
-    return rows_IO[told] if isinstance(told, int) else np.dot(told, rows_IO)
+    return rows_IO[told] if isinstance(told, int) else told.dot(rows_IO)
