@@ -245,12 +245,21 @@ def test_a_name_that_chose_the_settings_cannot_be_changed_afterwards(name: str) 
 # ---------------------------------------------------------------- identity
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [name for name in METHODS if not METHODS[name].changes])  # variants share settings
 def test_every_setting_changes_the_identity(method: str) -> None:
     config = smoke(method)
     paths = [path for path in setting_names(config) if "." in path or path == "seed"]
     changed = {path: override(config, {path: another(value_at(config, path))}).identity() for path in paths}
     assert len({config.identity(), *changed.values()}) == len(paths) + 1
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].changes])
+def test_what_makes_a_variant_cannot_be_changed(method: str) -> None:
+    config, changes = smoke(method), METHODS[method].changes
+    for name, value in changes.items():
+        assert getattr(config.method, name) == value
+        with pytest.raises(ValueError, match=rf"method\.{name}=.* is not {method}"):
+            override(config, {f"method.{name}": another(value)})
 
 
 def test_a_setting_that_is_absent_has_its_default() -> None:

@@ -90,6 +90,13 @@ class RunConfig:
     train: TrainConfig
     evaluation: EvaluationConfig
 
+    def __post_init__(self) -> None:
+        for name, value in METHODS[lookup("method", self.method_name, METHODS)].changes.items():
+            if getattr(self.method, name) != value:
+                raise ValueError(
+                    f"method.{name}={getattr(self.method, name)} is not {self.method_name}, which has {name}={value}"
+                )
+
     def build_domain(self) -> Any:
         return DOMAINS[self.domain_name].build(self.domain)
 

@@ -16,6 +16,7 @@ if not CUDA:
 pytest.importorskip("triton")
 
 from tests.builders import randomise
+from uat.methods import METHODS
 from uat.methods.uat import UAT, UATConfig
 from uat.methods.vanilla import Vanilla, VanillaConfig
 from uat.nn.kernels.triton_step import fused_step, unfit
@@ -88,6 +89,14 @@ def test_weights_and_doubles_take_the_slow_step() -> None:
     spec = Spec(obs=Vector(5), action=Weights(4), horizon=3)
     policy = UAT(spec, UATConfig(**SMALL))
     assert "discrete" in (unfit(policy.backbone, policy.utility) or "")
+
+
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.policy is UAT])
+def test_an_ablation_takes_the_slow_step_and_says_why(method: str) -> None:
+    policy = METHODS[method].build(SPEC, METHODS[method].configure(**SMALL))
+    assert isinstance(policy, UAT)
+    lacks = "it takes the whole of UAT, and this variant lacks a part"
+    assert unfit(policy.backbone, policy.utility) == (lacks if METHODS[method].changes else None)
 
 
 @pytest.mark.skipif(CUDA, reason="shows what happens without CUDA")

@@ -38,4 +38,25 @@ METHODS: dict[str, Method] = {
         policy=Vanilla, config=VanillaConfig, summary="causal Transformer over observations; sees no feedback"
     ),
     "uat": Method(policy=UAT, config=UATConfig, summary="actions and rewards reshape queries, keys and values"),
+    "uat-no-action": Method(
+        policy=UAT, config=UATConfig, summary="UAT told of rewards alone", changes={"sees_action": False}
+    ),
+    "uat-no-reward": Method(
+        policy=UAT, config=UATConfig, summary="UAT told of actions alone", changes={"sees_reward": False}
+    ),
+    "uat-linear": Method(
+        policy=UAT, config=UATConfig, summary="UAT with a linear utility encoder", changes={"nonlinear": False}
+    ),
+    "uat-no-q": Method(
+        policy=UAT, config=UATConfig, summary="UAT that leaves queries alone", changes={"modulates_queries": False}
+    ),
+    "uat-no-kv": Method(
+        policy=UAT,
+        config=UATConfig,
+        summary="UAT that leaves keys and values alone",
+        changes={"modulates_keys_values": False},
+    ),
+    "uat-no-bias": Method(
+        policy=UAT, config=UATConfig, summary="UAT without the offsets U", changes={"utility_bias": False}
+    ),
 }

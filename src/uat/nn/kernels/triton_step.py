@@ -35,6 +35,8 @@ def unfit(backbone: Transformer, utility: UtilityGates | None) -> str | None:
     c = backbone.config
     sizes = {"d_model": c.d_model, "d_ff": c.d_ff}
     if utility is not None:
+        if not utility.complete:
+            return "it takes the whole of UAT, and this variant lacks a part"
         sizes |= {"d_utility": utility.d_utility, "d_hidden": utility.encoder.d_hidden}
         if not isinstance(utility.encoder.action, IdEmbedding):
             return "it takes discrete actions alone"
