@@ -22,6 +22,11 @@ class Method:
     config: type[Any]
     summary: str
     changes: Mapping[str, Any] = field(default_factory=dict)
+    domains: tuple[str, ...] | None = None
+    """Names of the domains that it serves; None: every one."""
+
+    def serves(self, domain: str) -> bool:
+        return self.domains is None or domain in self.domains
 
     def configure(self, **settings: Any) -> Any:
         """The config with these settings and this entry's own changes, which win."""
