@@ -49,6 +49,14 @@ def test_the_formula_by_hand() -> None:
     assert interval(y_SE) == pytest.approx((3.5 - half, 3.5 + half))
 
 
+def test_seeds_that_agree_by_luck_leave_the_doubt_about_episodes() -> None:
+    """Both means are 1/2, and neither is known better for it than over other episodes."""
+    y_SE = torch.tensor([[0.0, 1.0, 0.0, 1.0], [0.0, 0.0, 1.0, 1.0]])
+    by_episode = interval(y_SE.mean(0, keepdim=True))
+    assert interval(y_SE) == pytest.approx(by_episode)
+    assert by_episode[1] - by_episode[0] > 1
+
+
 def test_no_spread_is_a_point_and_one_episode_is_nothing() -> None:
     assert interval(torch.full((3, 5), 0.5)) == (0.5, 0.5)
     assert all(math.isnan(end) for end in (*interval(torch.rand(3, 1)), *interval(torch.rand(1, 1))))

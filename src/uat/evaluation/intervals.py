@@ -11,8 +11,9 @@ and the mean of all y has the variance (α²/S + γ²/(SE)) + β²/E. Both summa
                                            (B expects β² + γ²/S, and C expects γ²; below zero, V_E counts as zero)
 
 The 95 % interval is mean ± √(t² V_S + t'² V_E), with Student's t for S - 1 and t' for E - 1 degrees of freedom: three
-seeds tell little of how seeds differ, and t = 4.3 says so. One seed: mean ± t' √(B/E), an interval over episodes alone,
-silent about other seeds; so are those of references, which have no seed.
+seeds tell little of how seeds differ, and t = 4.3 says so. It is never narrower than mean ± t' √(B/E), the interval
+for these very seeds on other episodes, should the seeds' means agree by luck. One seed has that interval alone, which
+is silent about other seeds; so have references, which have no seed.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ def interval(y_SE: Tensor) -> tuple[float, float]:
     (seeds, episodes), mean = y_SE.shape, y_SE.mean().item()
     if episodes < 2:
         return math.nan, math.nan
-    by_seed, by_episode = 0.0, y_SE.mean(0).var().item() / episodes
+    t_episodes, by_episode = student(episodes - 1), y_SE.mean(0).var().item() / episodes
+    half = t_episodes * math.sqrt(by_episode)
     if seeds > 1:
         rest_SE = y_SE - y_SE.mean(0) - y_SE.mean(1, keepdim=True) + mean
         rest = rest_SE.square().sum().item() / ((seeds - 1) * (episodes - 1))
-        by_seed = student(seeds - 1) ** 2 * y_SE.mean(1).var().item() / seeds
-        by_episode = max(0.0, by_episode - rest / (seeds * episodes))
-    half = math.sqrt(by_seed + student(episodes - 1) ** 2 * by_episode)
+        by_seed, shared = y_SE.mean(1).var().item() / seeds, max(0.0, by_episode - rest / (seeds * episodes))
+        half = max(half, math.hypot(student(seeds - 1) * math.sqrt(by_seed), t_episodes * math.sqrt(shared)))
     return mean - half, mean + half
 
 
