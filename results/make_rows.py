@@ -19,7 +19,6 @@ from uat.domains import DOMAINS
 from uat.training.progress import Lines
 
 HERE = Path(__file__).parent
-TASK_SETTING = {"darkroom": "domain.schedule"}
 
 
 def main() -> None:
@@ -37,11 +36,13 @@ def main() -> None:
     args = parser.parse_args()
     file = args.out or HERE / args.preset / f"{args.domain}.jsonl"
     changes = dict(pair.split("=", 1) for pair in args.set)
+    task_field = DOMAINS[args.domain].task_field
     for task in args.tasks or DOMAINS[args.domain].tasks:
         for method in args.methods:
             for seed in args.seeds:
                 config = uat.recipe(args.domain, method, args.preset, seed=seed)
-                settings = {TASK_SETTING[args.domain]: task, **{name: json.loads(v) for name, v in changes.items()}}
+                settings = {name: json.loads(value) for name, value in changes.items()}
+                settings |= {task_field: task} if task_field else {}
                 score(uat.override(config, settings), args.runs / f"{args.domain}-{task}-{method}-{seed}", file)
 
 

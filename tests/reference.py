@@ -2,7 +2,7 @@
 
 Loops run over episodes, layers, heads and steps. Nothing here is a module, a fused attention or a batched
 product. Weights are read from a policy by name, so that gradients arrive at the same parameters as those of
-the fast path, and both can be compared.
+the fast path, and both can be compared. What an ablation has no weights for is zero here.
 
   o observation   x token   u utility   ubar regime state   rho, g gates   q, k, v projections
   d width of x    d_m width of a head   lists run over steps, then over heads
@@ -79,25 +79,28 @@ def gates(policy: Policy, w: Named, batch: Batch, b: int) -> tuple[list[Tensor] 
     """rho_t, and g_j of every layer; none for an observation-only policy."""
     if not isinstance(policy.config, UATConfig):
         return None, None
-    steps, d = range(batch.obs.shape[1]), policy.config.d_model
-    u = [utility(w, batch.prev_action[b, t], batch.prev_reward[b, t]) for t in steps]
-    rho = [torch.tanh(w["utility.regime.weight"] @ ubar) for ubar in regime_states(u, policy.config.decay)]
-    g = []
-    for layer in range(policy.config.num_layers):
-        W_s = w["utility.token.weight"][layer * d : (layer + 1) * d]
-        g.append([torch.tanh(W_s @ u[j]) for j in steps])
+    steps, d, c = range(batch.obs.shape[1]), policy.config.d_model, policy.config
+    told = batch.prev_reward if c.sees_reward else torch.zeros_like(batch.prev_reward)
+    u = [utility(w, batch.prev_action[b, t], told[b, t]) for t in steps]
+    W_rho = w.get("utility.regime.weight", torch.zeros(d, c.d_utility, dtype=torch.float64))
+    W_s = w.get("utility.token.weight", torch.zeros(c.num_layers * d, c.d_utility, dtype=torch.float64))
+    rho = [torch.tanh(W_rho @ ubar) for ubar in regime_states(u, c.decay)]
+    g = [[torch.tanh(W_s[layer * d : (layer + 1) * d] @ u[j]) for j in steps] for layer in range(c.num_layers)]
     return rho, g
 
 
 def utility(w: Named, a: Tensor, r: Tensor) -> Tensor:
-    """u = E([f_a(a); r])"""
+    """u = E([f_a(a); r]), or W [f_a(a); r] where E is linear"""
+    first = w["utility.encoder.mlp.0.weight"]
     if "utility.encoder.action.weight" in w:
         W_a = w["utility.encoder.action.weight"].T
         f_a = W_a @ one_hot(a, W_a.shape[1])
-    else:
+    elif "utility.encoder.action.linear.weight" in w:
         f_a = w["utility.encoder.action.linear.weight"] @ a.double()
-    hidden = w["utility.encoder.mlp.0.weight"] @ torch.cat([f_a, r.double()[None]])
-    return w["utility.encoder.mlp.2.weight"] @ hidden.clamp_min(0)
+    else:
+        f_a = torch.zeros(first.shape[1] - 1, dtype=torch.float64)
+    hidden = first @ torch.cat([f_a, r.double()[None]])
+    return w["utility.encoder.mlp.2.weight"] @ hidden.clamp_min(0) if "utility.encoder.mlp.2.weight" in w else hidden
 
 
 def regime_states(u: Sequence[Tensor], decay: float) -> list[Tensor]:
@@ -133,9 +136,10 @@ def project(
 ) -> list[Tensor]:
     """W x + gate ⊙ (W^u x) + U gate at every step, in one head."""
     W, W_u, U = matrices(w, f"{block_name}.attention.project", projection, head, num_heads)
-    if gate is None or W_u is None or U is None:
+    if gate is None:
         return [W @ x_t for x_t in x]
     own = rows_of(head, len(W))
+    W_u, U = torch.zeros_like(W) if W_u is None else W_u, torch.zeros_like(W[:, own]) if U is None else U
     return [
         W @ x_t + torch.diag(gate_t[own]) @ W_u @ x_t + U @ gate_t[own] for x_t, gate_t in zip(x, gate, strict=True)
     ]
@@ -144,12 +148,16 @@ def project(
 def matrices(
     w: Named, name: str, projection: str, head: int, num_heads: int
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """W, W^u and U of one head; no W^u and U in an observation-only policy."""
-    stacked, which = w[f"{name}.weight"], PROJECTIONS.index(projection)
+    """W, W^u and U of one head; W^u and U are None where there are none."""
+    stacked = w[f"{name}.weight"]
     d = stacked.shape[1]
-    own = rows_of(head, d // num_heads)
-    W, twins = stacked[which * d : (which + 1) * d][own], stacked[(3 + which) * d : (4 + which) * d]
-    return (W, None, None) if len(twins) == 0 else (W, twins[own], w[f"{name}.bias_3HEE"][which, head])
+    own, blocks = rows_of(head, d // num_heads), [stacked[i : i + d] for i in range(0, len(stacked), d)]
+    twins = {3: "", 4: "Q", 5: "KV", 6: "QKV"}[len(blocks)]
+    W, which = blocks[PROJECTIONS.index(projection)][own], twins.find(projection)
+    if which < 0:
+        return W, None, None
+    U = w.get(f"{name}.bias_3HEE")
+    return W, blocks[3 + which][own], None if U is None else U[which, head]
 
 
 def rows_of(head: int, d_m: int) -> slice:

@@ -19,11 +19,13 @@ import pytest
 import uat
 import uat.cli
 from uat.cli import VERBS, main
-from uat.config import EvaluationConfig, TrainConfig, to_json
+from uat.config import PRESETS, EvaluationConfig, TrainConfig, to_json
 from uat.domains import DOMAINS
 from uat.domains.darkroom import DarkRoom
+from uat.evaluation.tables import LEGEND
 from uat.methods import METHODS
-from uat.recipes import recipe
+from uat.recipes import BACKBONE, PRESET, TRAINING, pairs, recipe
+from uat.training.epoch import Epoch
 from uat.types import Metric
 
 Captured = pytest.CaptureFixture[str]
@@ -101,8 +103,7 @@ def test_help_of_the_commands_holds_every_options_sentence(capsys: Captured) -> 
     assert [text for text in wanted if plain(text) not in helps] == []
 
 
-@pytest.mark.parametrize("domain", DOMAINS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("domain", "method"), pairs())
 def test_help_of_train_holds_every_setting_of_the_chosen_pair(domain: str, method: str, capsys: Captured) -> None:
     code, out, _ = call(capsys, "train", domain, "--method", method, "--help")
     assert code == 0
@@ -211,16 +212,39 @@ def test_list_methods_gives_one_row_per_method(capsys: Captured) -> None:
     rows = json.loads(out)
     assert (code, err) == (0, "")
     assert [row["method"] for row in rows] == list(METHODS)
-    assert {row["method"]: row["sees"] for row in rows} == {"vanilla": [], "uat": ["action", "reward"]}
+    sees = {row["method"]: row["sees"] for row in rows}
+    assert (sees["vanilla"], sees["uat"], sees["uat-no-action"]) == ([], ["action", "reward"], ["reward"])
     sizes = {row["method"]: row["parameters:darkroom"] for row in rows}
     assert 50_000 < sizes["vanilla"] < sizes["uat"] < 300_000
+    for row in rows:
+        assert row["domains"] == [name for name in DOMAINS if METHODS[row["method"]].serves(name)]
+        assert [f"parameters:{name}" for name in row["domains"]] == [
+            key for key in row if key.startswith("parameters:")
+        ]
+
+
+def test_a_method_is_listed_and_trained_in_its_domains_alone(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DOMAINS, "lightroom", DOMAINS["darkroom"])
+    for table, preset in ((BACKBONE, ()), (TRAINING, ()), *((PRESET, (preset,)) for preset in PRESETS)):
+        old, new = (("darkroom", *preset), ("lightroom", *preset)) if preset else ("darkroom", "lightroom")
+        monkeypatch.setitem(table, new, table[old])  # pyright: ignore[reportArgumentType]
+    monkeypatch.setitem(METHODS, "uat-no-q", dataclasses.replace(METHODS["uat-no-q"], domains=("lightroom",)))
+    rows = {row["method"]: row for row in json.loads(call(capsys, "list", "methods", "--json")[1])}
+    assert rows["uat"]["domains"] == ["darkroom", "lightroom"]
+    assert rows["uat-no-q"]["domains"] == ["lightroom"]
+    assert "parameters:lightroom" in rows["uat-no-q"]
+    assert "parameters:darkroom" not in rows["uat-no-q"]
+    recipes = json.loads(call(capsys, "list", "recipes", "--json")[1])
+    assert {row["domain"] for row in recipes if row["method"] == "uat-no-q"} == {"lightroom"}
+    said = refused(capsys, "train", "darkroom", "--method", "uat-no-q", "--dry-run")
+    assert "the method 'uat-no-q' does not serve 'darkroom'; it serves lightroom" in said
 
 
 def test_list_domains_and_recipes_give_rows(capsys: Captured) -> None:
     domains = json.loads(call(capsys, "list", "domains", "--json")[1])
     assert [row["domain"] for row in domains] == list(DOMAINS)
     recipes = json.loads(call(capsys, "list", "recipes", "--json")[1])
-    assert len(recipes) == len(DOMAINS) * len(METHODS) * 3
+    assert len(recipes) == len(pairs()) * 3
     assert {"domain": "darkroom", "method": "uat", "preset": "quick"} in recipes
 
 
@@ -289,15 +313,65 @@ def test_train_and_evaluate_print_rows_and_tell_progress_apart(capsys: Captured,
     rows = json.loads(out)
     assert (code, err) == (0, "")
     assert {row["method"] for row in rows} == {"uat", "ceiling", "expert", "random"}
-    assert {(row["n"], row["run"]) for row in rows if row["method"] == "uat"} == {(8, summary["identity"])}
+    own = [row for row in rows if row["method"] == "uat"]
+    assert {(row["n"], *row["runs"]) for row in own} == {(8, summary["identity"])}
+    assert all(row["low"] <= row["value"] <= row["high"] for row in rows)
+    assert (own[0]["seeds"], own[0]["std"], own[0]["finished"]) == ([0], None, True)
 
     code, out, err = call(capsys, "evaluate", folder, "--no-references", "--device", "cpu")
     assert (code, err) == (0, "")
-    assert out.splitlines()[0].split()[:3] == ["task", "setting", "method"]
-    assert len(out.splitlines()) == 3
+    assert out.splitlines()[0].split()[:4] == ["task", "setting", "preset", "method"]
+    assert out.splitlines()[2].split()[:4] == ["darkroom/gradual", "horizon=5", "smoke", "uat"]
+    assert out.splitlines()[3:] == ["", LEGEND]
 
     for episodes in ("0", "-5"):
         assert f"episodes={episodes}" in refused(capsys, "evaluate", folder, "--episodes", episodes)
+
+
+def test_seeds_are_one_line_and_each_shows_them_apart(capsys: Captured, tmp_path: Path) -> None:
+    folders = []
+    for method in ("vanilla", "uat"):
+        for seed in ("0", "1"):
+            folders.append(str(tmp_path / f"{method}-{seed}"))
+            flags = ["--method", method, "--seed", seed, "--train.epochs", "1", "--out", folders[-1]]
+            assert call(capsys, *TRAIN, *flags)[0] == 0
+    flags = [*folders, "--episodes", "8", "--device", "cpu"]
+    rows = json.loads(call(capsys, "evaluate", *flags, "--json")[1])
+    by = {row["method"]: row for row in rows if row["metric"] == "accuracy"}
+    assert by.keys() == {"vanilla", "uat", "ceiling", "expert", "random"}
+    single = json.loads(call(capsys, "evaluate", *flags, "--json", "--each")[1])
+    values = [
+        row["value"] for row in single if (row["method"], row["metric"], len(row["seeds"])) == ("uat", "accuracy", 1)
+    ]
+    assert by["uat"]["value"] == pytest.approx(sum(values) / 2)
+    assert by["uat"]["std"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
+    gap = (by["uat"]["value"] - by["vanilla"]["value"]) / (by["ceiling"]["value"] - by["vanilla"]["value"])
+    assert by["uat"]["gap_closed"] == pytest.approx(gap)
+    for each, lines in (([], 5), (["--each"], 9)):
+        table = call(capsys, "evaluate", *flags, *each)[1].splitlines()
+        assert len(table) == 2 + lines + 2
+    assert "named twice" in refused(capsys, "evaluate", folders[0], folders[0], "--no-references", "--device", "cpu")
+
+
+def test_an_unfinished_run_is_refused_or_told(
+    capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, done = str(tmp_path / "run"), Epoch.run
+
+    def dying(self: Epoch, total: int, epoch: int) -> Any:
+        if total == 2:
+            raise KeyboardInterrupt
+        return done(self, total, epoch)
+
+    monkeypatch.setattr(Epoch, "run", dying)
+    assert call(capsys, *TRAIN, "--out", folder)[0] == 130
+    said = refused(capsys, "evaluate", folder, "--device", "cpu")
+    assert "run is unfinished: 2 epochs are done, of at most 4" in said
+    flags = ["--unfinished", "--no-references", "--json", "--device", "cpu"]
+    code, out, err = call(capsys, "evaluate", folder, *flags)
+    assert code == 0
+    assert "run is unfinished: 2 epochs are done" in err
+    assert {row["finished"] for row in json.loads(out)} == {False}
 
 
 def test_a_run_without_a_policy_cannot_be_scored(capsys: Captured, tmp_path: Path) -> None:

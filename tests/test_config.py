@@ -27,7 +27,7 @@ from uat.config import (
 )
 from uat.domains import DOMAINS
 from uat.methods import METHODS
-from uat.recipes import recipe
+from uat.recipes import BACKBONE, PRESET, pairs, recipe
 from uat.types import Assets, Discrete, Items, Spec, Vector, Weights
 
 SOURCE = Path(uat.__file__).parent
@@ -35,7 +35,7 @@ CONFIGS = dict.fromkeys(
     [TrainConfig, EvaluationConfig, *(m.config for m in METHODS.values()), *(d.config for d in DOMAINS.values())]
 )
 FIELDS = [(config, item.name) for config in CONFIGS for item in dataclasses.fields(config)]
-RECIPES = [(domain, method, preset) for domain in DOMAINS for method in METHODS for preset in PRESETS]
+RECIPES = [(domain, method, preset) for domain, method in pairs() for preset in PRESETS]
 
 
 def through_json(config: RunConfig) -> RunConfig:
@@ -117,6 +117,38 @@ def test_presets_differ_and_the_pair_settings_reach_the_method() -> None:
     assert paper.preset == "paper"
     assert smoke_run.train.epochs < paper.train.epochs
     assert (paper.method.d_model, paper.method.decay, paper.train.utility_lr) == (64, 0.7, 2e-2)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class NarrowConfig:
+    d_model: int = 7
+    """All that this method shares with the backbone of a domain."""
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_method_takes_those_backbone_settings_that_it_has(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "narrow", dataclasses.replace(METHODS["vanilla"], config=NarrowConfig))
+    config = recipe("darkroom", "narrow", preset)
+    assert config.method == NarrowConfig(d_model=recipe("darkroom", "vanilla", preset).method.d_model)
+    assert config.train == recipe("darkroom", "vanilla", preset).train
+
+
+def test_every_shared_setting_is_one_of_some_method() -> None:
+    """So that a misspelt one is not left out without a word."""
+    known = {f"method.{item.name}" for method in METHODS.values() for item in dataclasses.fields(method.config)}
+    shared = {name for settings in (*BACKBONE.values(), *PRESET.values()) for name in settings}
+    assert {name for name in shared if name.startswith("method.")} <= known
+
+
+def test_a_method_serves_domains_that_there_are() -> None:
+    for name, method in METHODS.items():
+        assert method.domains is None or (method.domains and set(method.domains) <= DOMAINS.keys()), name
+
+
+def test_runs_of_one_kind_differ_by_seed_alone() -> None:
+    assert recipe("darkroom", "uat", seed=1).kind() == recipe("darkroom", "uat", seed=2).kind()
+    others = [smoke(), smoke("vanilla"), override(smoke(), {"train.lr": 0.5}), recipe("darkroom", "uat")]
+    assert len({config.kind() for config in others}) == len(others)
 
 
 @pytest.mark.parametrize(
@@ -245,12 +277,21 @@ def test_a_name_that_chose_the_settings_cannot_be_changed_afterwards(name: str) 
 # ---------------------------------------------------------------- identity
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [name for name in METHODS if not METHODS[name].changes])  # variants share settings
 def test_every_setting_changes_the_identity(method: str) -> None:
     config = smoke(method)
     paths = [path for path in setting_names(config) if "." in path or path == "seed"]
     changed = {path: override(config, {path: another(value_at(config, path))}).identity() for path in paths}
     assert len({config.identity(), *changed.values()}) == len(paths) + 1
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].changes])
+def test_what_makes_a_variant_cannot_be_changed(method: str) -> None:
+    config, changes = smoke(method), METHODS[method].changes
+    for name, value in changes.items():
+        assert getattr(config.method, name) == value
+        with pytest.raises(ValueError, match=rf"method\.{name}=.* is not {method}"):
+            override(config, {f"method.{name}": another(value)})
 
 
 def test_a_setting_that_is_absent_has_its_default() -> None:

@@ -1,6 +1,7 @@
 """Committed rows: whole, unique, and what anyone can measure again."""
 
 import json
+import runpy
 import shutil
 from dataclasses import fields
 from pathlib import Path
@@ -28,6 +29,16 @@ def test_rows_have_the_keys_of_a_score_and_measure_each_thing_once(file: Path) -
         assert row.keys() == {item.name for item in fields(Score)}
     what = [(r["task"], r["setting"], r["method"], r["seed"], r["split"], r["metric"]) for r in found]
     assert len(set(what)) == len(what)
+
+
+def test_rows_are_made_for_every_task_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "rows.jsonl"
+    flags = ["--tasks", "cyclic", "abrupt", "--methods", "uat-no-kv", "--preset", "smoke", "--runs", str(tmp_path)]
+    sizes = ["domain.horizon=5", "domain.size=4", "train.epochs=1", "evaluation.episodes=4"]
+    monkeypatch.setattr("sys.argv", ["make_rows.py", "darkroom", *flags, "--out", str(out), "--set", *sizes])
+    runpy.run_path(str(RESULTS / "make_rows.py"), run_name="__main__")
+    found = {(row["method"], row["task"]) for row in rows(out)}
+    assert {("uat-no-kv", "cyclic"), ("uat-no-kv", "abrupt"), ("ceiling", "cyclic")} <= found
 
 
 @pytest.mark.parametrize("folder", CHECKPOINTS, ids=lambda path: path.name)

@@ -317,6 +317,14 @@ def test_a_config_that_does_not_match_the_weights_is_refused(change: dict[str, A
     assert next(iter(change)).split(".")[1] in str(caught.value)
 
 
+@pytest.mark.parametrize(("section", "name"), [("config", "sees_action"), ("domain", "shift_steps")])
+def test_a_policy_from_before_a_setting_came_is_still_its_runs(section: str, name: str, folder: Path) -> None:
+    tensors, meta = read_tensors(folder / "policy.safetensors")
+    del meta[section][name]
+    write_tensors(folder / "policy.safetensors", tensors, meta)
+    assert load_policy(folder).config == Run.open(folder).config.method
+
+
 def test_weights_of_another_method_are_refused(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(to_json(tiny("vanilla"))))
     with pytest.raises(RunError, match="its method is uat, expected vanilla"):

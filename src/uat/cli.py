@@ -17,9 +17,11 @@ import tyro
 import uat
 from uat.config import PRESETS, lookup, to_json
 from uat.domains import DOMAINS
-from uat.evaluation.tables import method_rows, print_rows, score_rows
+from uat.evaluation.comparison import compare
+from uat.evaluation.scores import what_is_unfinished
+from uat.evaluation.tables import LEGEND, method_rows, print_rows, score_rows
 from uat.methods import METHODS
-from uat.recipes import recipe
+from uat.recipes import pairs, recipe
 from uat.runs import Run
 from uat.training.progress import show_progress
 
@@ -38,7 +40,9 @@ class List:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate:
-    """Score trained policies on the test episodes, beside the Bayes filter, the expert and chance."""
+    """Score trained policies on the test episodes, beside the Bayes filter, the expert and chance.
+
+    Runs that differ by seed alone are one line."""
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """Run folders."""
@@ -46,10 +50,14 @@ class Evaluate:
     """Test episodes; unset: what the run's config says."""
     references: bool = True
     """Also score the filter, the expert and chance (worked out once per run folder)."""
+    each: bool = False
+    """Also show every run of several seeds on a line of its own."""
+    unfinished: bool = False
+    """Score runs whose training has not come to its end, too: their best weights so far."""
     device: Device = None
     """Where to run; unset: CUDA if there is one."""
     json: bool = False
-    """Print JSON rows instead of a table."""
+    """Print JSON rows, one per line and metric, instead of a table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +109,7 @@ def run_list(args: list[str]) -> None:
     elif options.what == "domains":
         rows = [{"domain": name, "tasks": list(d.tasks), "what": d.summary} for name, d in DOMAINS.items()]
     else:
-        rows = [{"domain": d, "method": m, "preset": p} for d in DOMAINS for m in METHODS for p in PRESETS]
+        rows = [{"domain": d, "method": m, "preset": p} for d, m in pairs() for p in PRESETS]
     print_rows(rows, as_json=options.json)
 
 
@@ -130,14 +138,16 @@ def run_evaluate(args: list[str]) -> None:
     if not options.runs:
         raise ValueError("name at least one run folder: uat evaluate RUN...")
     runs = [Run.open(path) for path in options.runs]
-    found = [
-        uat.evaluate(run, episodes=options.episodes, references=options.references, device=options.device)
-        for run in runs
-    ]
+    how = {name: getattr(options, name) for name in ("episodes", "references", "unfinished", "device")}
+    for run in runs if options.unfinished else []:
+        if said := what_is_unfinished(run):
+            print(f"uat: {said}", file=sys.stderr)
+    summaries = compare([uat.evaluate(run, **how) for run in runs], each=options.each)
     if options.json:
-        print_rows([dataclasses.asdict(score) for one in found for score in one.scores], as_json=True)
+        print_rows([to_json(summary) for summary in summaries], as_json=True)
     else:
-        print_rows(score_rows(found), as_json=False)
+        print_rows(score_rows(summaries), as_json=False)
+        print(f"\n{LEGEND}")
 
 
 def run_demo(args: list[str]) -> None:
@@ -170,7 +180,7 @@ USAGE = """usage: uat COMMAND [OPTIONS]
 
   uat list [methods|domains|recipes] [--json]      what there is
   uat train DOMAIN --method NAME [--preset P] ...  train a policy into a run folder
-  uat evaluate RUN... [--json]                     score trained policies beside the Bayes filter
+  uat evaluate RUN... [--each] [--json]            score and compare policies beside the Bayes filter
   uat demo [--out DIR]                             Vanilla and UAT on DarkRoom, and a page to look at
   uat bench [--cases ...] [--json] [--plot FILE]   speed of every path beside its slow twin and its peers
 

@@ -90,6 +90,17 @@ class RunConfig:
     train: TrainConfig
     evaluation: EvaluationConfig
 
+    def __post_init__(self) -> None:
+        method = METHODS[lookup("method", self.method_name, METHODS)]
+        if not method.serves(self.domain_name):
+            served = ", ".join(method.domains or ())
+            raise ValueError(f"the method {self.method_name!r} does not serve {self.domain_name!r}; it serves {served}")
+        for name, value in method.changes.items():
+            if getattr(self.method, name) != value:
+                raise ValueError(
+                    f"method.{name}={getattr(self.method, name)} is not {self.method_name}, which has {name}={value}"
+                )
+
     def build_domain(self) -> Any:
         return DOMAINS[self.domain_name].build(self.domain)
 
@@ -104,6 +115,10 @@ class RunConfig:
         what = [self.domain_name, self.method_name, self.preset, self.seed, changed, revisions]
         text = json.dumps(what, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    def kind(self) -> str:
+        """The same name for runs that differ by seed alone."""
+        return replace(self, seed=0).identity()
 
 
 SECTIONS = ("domain", "method", "train", "evaluation")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from uat.config import PRESETS, EvaluationConfig, RunConfig, TrainConfig, lookup, override
+from uat.config import PRESETS, EvaluationConfig, RunConfig, TrainConfig, lookup, override, setting_names
 from uat.domains import DOMAINS
 from uat.methods import METHODS
 
@@ -78,9 +78,20 @@ def recipe(domain: str, method: str, preset: str = "paper", *, seed: int = 0) ->
         evaluation=EvaluationConfig(),
     )
     pair = PAIRS.get((domain, family(method)), {})
-    for settings in (BACKBONE[domain], TRAINING[domain], pair, PRESET[domain, preset]):
+    for settings in (shared(config, BACKBONE[domain]), TRAINING[domain], pair, shared(config, PRESET[domain, preset])):
         config = override(config, settings)
     return config
+
+
+def pairs() -> list[tuple[str, str]]:
+    """Every domain with every method that serves it."""
+    return [(domain, name) for domain in DOMAINS for name, method in METHODS.items() if method.serves(domain)]
+
+
+def shared(config: RunConfig, settings: Settings) -> Settings:
+    """Settings meant for every method of a domain, without those that this method's config does not have."""
+    known = setting_names(config)
+    return {name: value for name, value in settings.items() if name in known or not name.startswith("method.")}
 
 
 def family(method: str) -> str:

@@ -180,9 +180,20 @@ def load_policy(path: Path | str) -> Policy:
     file = run.file("policy.safetensors")
     tensors, meta = read_tensors(file)
     own = {"method": run.config.method_name, "config": to_json(run.config.method), "domain": to_json(run.config.domain)}
-    if difference := first_difference({name: meta.get(name) or own[name] for name in own}, own, ""):
+    said = {
+        "method": meta.get("method") or own["method"],
+        "config": with_defaults(meta.get("config"), run.config.method),
+        "domain": with_defaults(meta.get("domain"), run.config.domain),
+    }
+    if difference := first_difference(said, own, ""):
         raise RunError(f"{file} does not belong to {run.file('config.json')}: {difference}")
     return _build(file, tensors, meta)
+
+
+def with_defaults(said: Any, section: Any) -> Any:
+    """What a file says of a section of the run's config, or that itself if it says nothing; settings that have come
+    since it was written are at their defaults."""
+    return {**to_json(type(section)()), **said} if said else to_json(section)
 
 
 def first_difference(found: Any, expected: Any, name: str) -> str | None:

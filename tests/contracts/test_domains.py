@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from uat.acting import rollout
+from uat.config import override
 from uat.domains import DOMAINS, Domain, split_seed
+from uat.recipes import pairs, recipe
 from uat.training.playing import Player
 from uat.types import Agent, Assets, Discrete, Items, Simulator, Spec, Step, Trajectory, Vector
 
@@ -51,6 +53,16 @@ def play(simulator: Simulator[Any], agent: Agent[Any] | None = None) -> Trajecto
 
 def random_play(domain: Domain) -> Trajectory:
     return play(domain.simulator("test", "cpu"), Recorder(domain.spec))
+
+
+@pytest.mark.parametrize("name", DOMAINS)
+def test_the_task_field_chooses_the_task(name: str) -> None:
+    entry = DOMAINS[name]
+    method = next(method for domain, method in pairs() if domain == name)
+    for task in entry.tasks:
+        config = recipe(name, method, "smoke")
+        config = override(config, {entry.task_field: task}) if entry.task_field else config
+        assert config.build_domain().task == task
 
 
 # ---------------------------------------------------------------- worlds

@@ -18,12 +18,13 @@ from uat.domains import split_seed
 from uat.domains.darkroom.filter import DarkRoomFilter
 from uat.evaluation import evaluate
 from uat.evaluation.scores import CEILING, EXPERT, RANDOM, Evaluation, gap_closed, reference_episodes
-from uat.evaluation.tables import columns, score_rows
+from uat.evaluation.tables import columns
 from uat.recipes import recipe
-from uat.runs import Run, load_policy, read_tensors
+from uat.runs import Run, RunError, load_policy, read_tensors
 from uat.training import train
+from uat.training.checkpoint import STATE
+from uat.training.epoch import Epoch
 from uat.training.playing import Player, play_all
-from uat.types import Score
 
 METRICS = ("accuracy", "optimal_accuracy", "efficiency", "return")
 KEYS = ["run", "method", "domain", "task", "setting", "split", "seed", "metric", "value", "n"]
@@ -109,6 +110,54 @@ def test_a_count_that_is_none_is_refused(episodes: int, run: Run) -> None:
         evaluate(run, episodes=episodes, device="cpu")
 
 
+# ---------------------------------------------------------------- runs that were stopped
+
+
+@pytest.fixture
+def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A run that was killed after its second epoch of four."""
+    config, done = override(tiny(), {"train.epochs": 4, "train.validate_every": 2}), Epoch.run
+
+    def dying(self: Epoch, total: int, epoch: int) -> Any:
+        if total == 2:
+            raise KeyboardInterrupt
+        return done(self, total, epoch)
+
+    monkeypatch.setattr(Epoch, "run", dying)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "stopped", device="cpu")
+    monkeypatch.undo()
+    return Run.open(tmp_path / "stopped")
+
+
+def test_an_unfinished_run_is_refused_with_where_it_stands(stopped: Run) -> None:
+    with pytest.raises(RunError, match=r"stopped is unfinished: 2 epochs are done, of at most 4 .* --unfinished"):
+        evaluate(stopped, device="cpu")
+    assert not stopped.file("scores.jsonl").exists()
+
+
+def test_an_unfinished_run_is_scored_if_told_to(stopped: Run) -> None:
+    assert not evaluate(stopped, unfinished=True, references=False, device="cpu").finished
+
+
+def test_a_run_killed_before_its_first_checkpoint_was_whole_is_unfinished(stopped: Run) -> None:
+    stopped.file(STATE).unlink()
+    with pytest.raises(RunError, match="0 epochs are done"):
+        evaluate(stopped, device="cpu")
+
+
+def test_a_run_that_goes_on_to_its_end_is_finished(stopped: Run) -> None:
+    train(stopped.config, stopped.path, resume=True, device="cpu")
+    assert evaluate(stopped, references=False, device="cpu").finished
+
+
+def test_a_policy_handed_on_without_its_training_is_finished(run: Run) -> None:
+    for file in run.path.rglob("*"):
+        if file.is_file() and file.name not in ("config.json", "policy.safetensors"):
+            file.unlink()
+    assert evaluate(run, references=False, device="cpu").finished
+
+
 # ---------------------------------------------------------------- references are worked out once
 
 
@@ -186,13 +235,13 @@ def test_a_damaged_cache_is_worked_out_anew(damage: Callable[[Path], None], run:
 
 
 def of_values(*values: float) -> Evaluation:
-    return Evaluation([], {"uat": {"accuracy": torch.tensor(values, dtype=torch.float64)}})
+    return Evaluation([], {"uat": {"accuracy": torch.tensor(values, dtype=torch.float64)}}, tiny())
 
 
 def test_the_interval_has_its_known_value() -> None:
     low, high = of_values(0.0, 1.0, 2.0, 3.0).interval("uat", "accuracy")
-    half = 1.96 * (5 / 3) ** 0.5 / 2  # sample variance 5/3, four episodes
-    assert (low, high) == pytest.approx((1.5 - half, 1.5 + half))
+    half = 3.182446 * (5 / 3) ** 0.5 / 2  # sample variance 5/3, four episodes
+    assert (low, high) == pytest.approx((1.5 - half, 1.5 + half), abs=1e-5)
     assert of_values(0.5, 0.5).interval("uat", "accuracy") == (0.5, 0.5)
 
 
@@ -249,34 +298,3 @@ def test_columns_are_aligned_text() -> None:
         "vanilla       -   4  nothing",
         "x        12.346   -  -",
     ]
-
-
-def score(**fields: Any) -> Score:
-    base = {"run": "r", "method": "uat", "domain": "d", "task": "t", "setting": "default", "split": "test"}
-    return Score(**{**base, "seed": 0, "metric": "accuracy", "value": 0.5, "n": 2, **fields})
-
-
-def evaluation(*scores: Score) -> Evaluation:
-    values: dict[str, dict[str, torch.Tensor]] = {}
-    for one in scores:
-        values.setdefault(one.method, {})[one.metric] = torch.full((one.n,), one.value, dtype=torch.float64)
-    return Evaluation(list(scores), values)
-
-
-def test_a_line_holds_every_metric_and_references_come_once() -> None:
-    ceiling = score(run="", method=CEILING, value=0.9)
-    found = [
-        evaluation(score(value=0.7), score(metric="return", value=3.0), ceiling),
-        evaluation(score(method="vanilla", run="v"), ceiling),
-    ]
-    rows = score_rows(found)
-    assert [row["method"] for row in rows] == [CEILING, "uat", "vanilla"]
-    assert rows[1]["accuracy"] == "0.700 ± 0.000"
-    assert rows[1]["return"] == "3.000 ± 0.000"
-    assert rows[1]["gap closed"] == pytest.approx(0.5)
-
-
-def test_two_runs_that_differ_in_a_setting_stay_two_lines() -> None:
-    """The same method, task and seed, say with another decay: neither may hide the other."""
-    rows = score_rows([evaluation(score(run="a", value=0.25)), evaluation(score(run="b", value=0.75))])
-    assert sorted(row["accuracy"][:5] for row in rows) == ["0.250", "0.750"]

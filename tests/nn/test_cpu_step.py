@@ -17,6 +17,7 @@ from tests.builders import CPU, SPECS, build_random, largest, moments, random_ba
 from uat.bench.recompute import History, Recomputing
 from uat.domains.darkroom import DarkRoom, DarkRoomConfig
 from uat.methods import METHODS, Policy
+from uat.methods.uat import UAT
 from uat.nn.kernels import cpu_step
 from uat.nn.kernels.cpu_step import CPUStep
 from uat.serving.session import FAST_STREAMS, Session, open_fast
@@ -65,8 +66,8 @@ def assert_twins(policy: Policy, steps: list[Step]) -> None:
 # ---------------------------------------------------------------- the same answers
 
 
-def test_vanilla_and_uat_have_a_fast_step() -> None:
-    assert {"vanilla", "uat"} <= set(FAST)
+def test_vanilla_and_uat_have_a_fast_step_and_so_have_its_ablations() -> None:
+    assert {"vanilla", *(name for name, method in METHODS.items() if method.policy is UAT)} <= set(FAST)
 
 
 @every_dtype

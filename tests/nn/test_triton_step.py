@@ -17,6 +17,7 @@ pytest.importorskip("triton")
 
 from tests.builders import random_batch, randomise
 from uat.acting import choose
+from uat.methods import METHODS
 from uat.methods.uat import UAT, UATConfig
 from uat.methods.vanilla import Vanilla, VanillaConfig
 from uat.nn.kernels.triton_step import WIDEST, fused_step, pack, unfit
@@ -122,6 +123,14 @@ def test_every_kind_of_observation_and_action(spec: Spec, masked: bool) -> None:
             assert choice is None
         else:
             assert torch.equal(choice, choose(found, spec))
+
+
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.policy is UAT])
+def test_an_ablation_takes_the_slow_step_and_says_why(method: str) -> None:
+    policy = METHODS[method].build(SPEC, METHODS[method].configure(**SMALL))
+    assert isinstance(policy, UAT)
+    lacks = "it takes the whole of UAT, and this variant lacks a part"
+    assert unfit(policy.backbone, policy.utility) == (lacks if METHODS[method].changes else None)
 
 
 @pytest.mark.skipif(CUDA, reason="shows what happens without CUDA")

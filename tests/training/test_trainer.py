@@ -603,7 +603,7 @@ def test_without_tensorboard_nothing_is_missing_but_its_folder(tmp_path: Path) -
 def test_checkpoints_close_to_each_other_are_left_out_and_a_kill_costs_no_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a long interval the first checkpoint and the last reach the disk; resuming from the first repeats the rest."""
+    """The first checkpoint and the last reach the disk; resuming from the first repeats the rest."""
     plain = train(tiny(), tmp_path / "plain")
     monkeypatch.setattr("uat.training.checkpoint.SAVE_SECONDS", 1e9)
     saved: list[int] = []

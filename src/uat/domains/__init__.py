@@ -20,6 +20,8 @@ class DomainEntry:
     config: type[Any]
     tasks: tuple[str, ...]
     summary: str
+    task_field: str | None = None
+    """The setting that chooses the task; None: there is one task."""
     revision: int = 1
     """Raised when the same config starts to mean other worlds, metrics or references."""
 
@@ -30,5 +32,6 @@ DOMAINS: dict[str, DomainEntry] = {
         config=DarkRoomConfig,
         tasks=DarkRoom.train_tasks,
         summary="a grid with a hidden goal that moves from episode to episode",
+        task_field="domain.schedule",
     ),
 }

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from uat.config import RunConfig, to_json
 from uat.domains import DOMAINS, split_seed
+from uat.evaluation.intervals import interval
 from uat.runs import Run, RunError, load_policy, read_tensors, write_tensors
+from uat.training.checkpoint import standing_of
 from uat.training.playing import Player, play_all
 from uat.training.surroundings import pick_device, precision
 from uat.types import Score
@@ -30,12 +32,13 @@ class Evaluation:
     scores: list[Score]
     episodes: dict[str, dict[str, Tensor]]
     """method -> metric -> one value per episode."""
+    config: RunConfig
+    finished: bool = True
+    """Whether the training had come to its end."""
 
     def interval(self, method: str, metric: str) -> tuple[float, float]:
         """95 % interval of the mean over episodes, which are independent draws."""
-        values = self.episodes[method][metric]
-        half = 1.96 * values.std().item() / len(values) ** 0.5 if len(values) > 1 else float("nan")
-        return values.mean().item() - half, values.mean().item() + half
+        return interval(self.episodes[method][metric][None])
 
 
 def evaluate(
@@ -43,15 +46,20 @@ def evaluate(
     *,
     episodes: int | None = None,
     references: bool = True,
+    unfinished: bool = False,
     device: torch.device | str | None = None,
 ) -> Evaluation:
     """Score a run's policy on the test episodes, beside the Bayes filter, the expert and chance.
 
-    The rows are written to the run's scores.jsonl, the numbers per episode beside them.
+    The rows are written to the run's scores.jsonl, the numbers per episode beside them. A run whose training has not
+    come to its end is refused unless `unfinished`: the best weights so far are then scored.
     """
     run = run if isinstance(run, Run) else Run.open(run)
     if episodes is not None and episodes < 1:
         raise ValueError(f"episodes={episodes} must be at least 1")
+    missing = what_is_unfinished(run)
+    if missing and not unfinished:
+        raise RunError(f"{missing}; continue it with --resume, or score the best weights so far with --unfinished")
     chosen, config = pick_device(device), run.config
     count = config.evaluation.episodes if episodes is None else episodes
     domain = config.build_domain()
@@ -63,7 +71,15 @@ def evaluate(
     scores = [row for method, metrics in found.items() for row in rows_of(config, domain, method, metrics)]
     run.write_rows("scores.jsonl", [asdict(score) for score in scores])
     write_tensors(run.file("episodes.safetensors"), _flat(found), {"split": "test"})
-    return Evaluation(scores, found)
+    return Evaluation(scores, found, config, finished=missing is None)
+
+
+def what_is_unfinished(run: Run) -> str | None:
+    """A sentence, if the run's training has not come to its end; a policy without a training folder is finished."""
+    standing = standing_of(run)
+    if standing is None or standing.finished:
+        return None
+    return f"{run.path} is unfinished: {standing.total} epochs are done, of at most {run.config.train.epochs} per phase"
 
 
 def rows_of(config: RunConfig, domain: Any, method: str, metrics: dict[str, Tensor]) -> list[Score]:

@@ -6,10 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from uat.domains import DOMAINS
-from uat.evaluation.scores import BLIND, CEILING, Evaluation, gap_closed
+from uat.evaluation.comparison import Summary
 from uat.methods import METHODS
-from uat.recipes import recipe
+from uat.recipes import pairs, recipe
 
 Row = Mapping[str, Any]
 
@@ -36,7 +35,7 @@ def method_rows() -> list[dict[str, Any]]:
     """Every method: what it sees, how large it is under each domain's published settings, where it serves."""
     rows = []
     for name, method in METHODS.items():
-        configs = {domain: recipe(domain, name) for domain in DOMAINS}
+        configs = {domain: recipe(domain, name) for domain, method_name in pairs() if method_name == name}
         policies = {domain: method.build(c.build_domain().spec, c.method) for domain, c in configs.items()}
         sizes = {f"parameters:{d}": sum(p.numel() for p in policy.parameters()) for d, policy in policies.items()}
         sees = sorted(next(iter(policies.values())).sees)
@@ -44,25 +43,26 @@ def method_rows() -> list[dict[str, Any]]:
     return rows
 
 
-def score_rows(found: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    """One line per method, task and seed: every metric with its 95 % interval, and the gap closed in the first."""
+LEGEND = "mean ± deviation over seeds [95 % interval over seeds and episodes]; without seeds over episodes alone"
+"""What a cell of `score_rows` says."""
+
+
+def score_rows(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
+    """One line per method and task, or run: every metric in a cell, and the gap closed in the first of them."""
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
-    first: dict[tuple[Any, ...], float] = {}
-    for one in found:
-        for score in one.scores:
-            place = (score.domain, score.task, score.setting)
-            key = (*place, score.method, score.seed, score.n, score.run)
-            head = {"task": f"{score.domain}/{score.task}", "setting": score.setting, "method": score.method}
-            row = rows.setdefault(key, {**head, "seed": score.seed, "episodes": score.n})
-            low, high = one.interval(score.method, score.metric)
-            row[score.metric] = f"{score.value:.3f} ± {(high - low) / 2:.3f}"
-            first.setdefault(key, score.value)
-            first.setdefault((*place, score.method), score.value)
-    for key, row in rows.items():
-        blind, ceiling = first.get((*key[:3], BLIND)), first.get((*key[:3], CEILING))
-        if blind is not None and ceiling is not None:
-            row["gap closed"] = gap_closed(first[key], blind, ceiling)
-    return [rows[key] for key in sorted(rows, key=str)]
+    gaps: dict[tuple[Any, ...], float | None] = {}
+    for s in summaries:
+        key = (s.domain, s.task, s.setting, s.n, s.method, s.runs)
+        head = {"task": f"{s.domain}/{s.task}", "setting": s.setting, "preset": s.preset or "-", "method": s.method}
+        row = rows.setdefault(key, {**head, "seeds": list(s.seeds) or None, "episodes": s.n})
+        row[s.metric] = _cell(s)
+        gaps.setdefault(key, s.gap_closed)
+    return [{**row, "gap closed": gaps[key]} for key, row in rows.items()]
+
+
+def _cell(s: Summary) -> str:
+    deviation = "" if s.std is None else f" ± {s.std:.3f}"
+    return f"{s.value:.3f}{deviation} [{s.low:.3f}, {s.high:.3f}]"
 
 
 def _text(value: Any) -> str:

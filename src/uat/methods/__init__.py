@@ -22,6 +22,11 @@ class Method:
     config: type[Any]
     summary: str
     changes: Mapping[str, Any] = field(default_factory=dict)
+    domains: tuple[str, ...] | None = None
+    """Names of the domains that it serves; None: every one."""
+
+    def serves(self, domain: str) -> bool:
+        return self.domains is None or domain in self.domains
 
     def configure(self, **settings: Any) -> Any:
         """The config with these settings and this entry's own changes, which win."""
@@ -38,4 +43,25 @@ METHODS: dict[str, Method] = {
         policy=Vanilla, config=VanillaConfig, summary="causal Transformer over observations; sees no feedback"
     ),
     "uat": Method(policy=UAT, config=UATConfig, summary="actions and rewards reshape queries, keys and values"),
+    "uat-no-action": Method(
+        policy=UAT, config=UATConfig, summary="UAT told of rewards alone", changes={"sees_action": False}
+    ),
+    "uat-no-reward": Method(
+        policy=UAT, config=UATConfig, summary="UAT told of actions alone", changes={"sees_reward": False}
+    ),
+    "uat-linear": Method(
+        policy=UAT, config=UATConfig, summary="UAT with a linear utility encoder", changes={"nonlinear": False}
+    ),
+    "uat-no-q": Method(
+        policy=UAT, config=UATConfig, summary="UAT that leaves queries alone", changes={"modulates_queries": False}
+    ),
+    "uat-no-kv": Method(
+        policy=UAT,
+        config=UATConfig,
+        summary="UAT that leaves keys and values alone",
+        changes={"modulates_keys_values": False},
+    ),
+    "uat-no-bias": Method(
+        policy=UAT, config=UATConfig, summary="UAT without the offsets U", changes={"utility_bias": False}
+    ),
 }

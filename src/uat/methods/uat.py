@@ -5,8 +5,11 @@ Source: "Breaking Feedback-Blindness: Utility-Augmented Transformer for Sequenti
 Differences from the paper
   1. weight-vector actions have a bias-free W_a of their own     test_no_feedback_is_vanilla
   2. the loss is averaged over real steps alone                  test_padding_never_changes_a_loss
+  3. ablations have no weights where the paper sets zeros        test_an_ablation_removes_exactly_its_weights
 Choices that the paper leaves open: W^E has a bias (the published parameter count comes out so); W_a starts at N(0, 1),
-positions at N(0, 0.02²), all other weights as torch's own layers do.
+positions at N(0, 0.02²), all other weights as torch's own layers do; no-q and no-kv also drop the U of what they leave
+alone; without actions, or rewards, E keeps its shape and meets zeros there
+(test_what_is_not_seen_is_nothing_to_the_whole_model).
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from uat.nn import kernels
 from uat.nn.blocks import Trace, Transformer, TransformerConfig
 from uat.nn.cache import KVCache
 from uat.nn.heads import build_head
-from uat.nn.utility import UtilityGates
+from uat.nn.utility import Channels, UtilityEncoder, UtilityGates
 from uat.types import Batch, Spec, Step
 
 
@@ -36,6 +39,18 @@ class UATConfig(TransformerConfig):
     """Hidden width of the utility encoder."""
     decay: float = 0.7
     """Memory λ of the regime state: 0 keeps the latest feedback alone, near 1 a long average."""
+    sees_action: bool = True
+    """Whether the previous action enters the utility encoder."""
+    sees_reward: bool = True
+    """Whether the previous reward enters the utility encoder."""
+    nonlinear: bool = True
+    """Whether the utility encoder has a hidden layer with ReLU; if not, it is one linear map."""
+    modulates_queries: bool = True
+    """Whether the regime state changes queries."""
+    modulates_keys_values: bool = True
+    """Whether the latest feedback changes keys and values."""
+    utility_bias: bool = True
+    """Whether gates also add offsets of their own, that is U gate, to what they change."""
 
     def __post_init__(self) -> None:
         TransformerConfig.__post_init__(self)
@@ -44,6 +59,8 @@ class UATConfig(TransformerConfig):
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         if not 0 <= self.decay < 1:
             raise ValueError(f"decay={self.decay} must lie in [0, 1)")
+        if not (self.modulates_queries or self.modulates_keys_values):
+            raise ValueError("modulates_queries=False and modulates_keys_values=False: feedback would change nothing")
 
 
 @dataclass(slots=True)
@@ -59,15 +76,25 @@ class UAT(Policy):
     def __init__(self, spec: Spec, config: UATConfig) -> None:
         super().__init__(spec, config)
         c = config
-        self.backbone = Transformer(spec, c, utility=True)
-        self.utility = UtilityGates(
+        channels = Channels(queries=c.modulates_queries, keys_values=c.modulates_keys_values, offsets=c.utility_bias)
+        self.sees = frozenset(["action"] * c.sees_action + ["reward"] * c.sees_reward)
+        self.backbone = Transformer(spec, c, utility=channels)
+        encoder = UtilityEncoder(
             spec,
-            d_model=c.d_model,
-            num_layers=c.num_layers,
             d_action=c.d_action,
             d_hidden=c.d_hidden,
             d_utility=c.d_utility,
+            sees_action=c.sees_action,
+            sees_reward=c.sees_reward,
+            nonlinear=c.nonlinear,
+        )
+        self.utility = UtilityGates(
+            encoder,
+            d_model=c.d_model,
+            num_layers=c.num_layers,
+            d_utility=c.d_utility,
             decay=c.decay,
+            channels=channels,
         )
         self.head = build_head(spec, c.d_model)
 

@@ -5,7 +5,8 @@
   v_j = W_V x_j + g_j ⊙ (W_V^u x_j) + U_V g_j
   h_t = Σ_{j≤t} softmax_j(⟨q_t, k_j⟩ / √E) v_j          per head
 
-Without gates it is plain causal attention; with gates that are zero it is the same, to the last bit.
+Without gates it is plain causal attention; with gates that are zero it is the same, to the last bit. Ablations lack
+some of the W^u and U: what these would add is zero.
 Shapes: B batch, T time, D width, H heads, E head size, S cached steps. Heads lie side by side in D.
 """
 
@@ -18,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from uat.nn.cache import KVCache
+from uat.nn.utility import Channels
 
 
 class Parts(NamedTuple):
@@ -39,16 +41,20 @@ class UtilityAffine(nn.Module):
 
     All W and W^u lie in one parameter: rows of Q, K, V, then of their utility twins. The base rows are
     multiplied on their own, exactly as without utility, so that zero gates change no bit.
+    utility: the channels that feedback has; True: all, False: none.
     """
 
-    def __init__(self, d_model: int, num_heads: int, *, utility: bool) -> None:
+    def __init__(self, d_model: int, num_heads: int, *, utility: Channels | bool) -> None:
         super().__init__()
         d_head = d_model // num_heads
-        self.num_heads, self.utility = num_heads, utility
-        self.weight = nn.Parameter(torch.empty((6 if utility else 3) * d_model, d_model))
+        channels = utility if isinstance(utility, Channels) else Channels(queries=utility, keys_values=utility)
+        self.num_heads, self.modulated = num_heads, channels.modulated
+        twins = len(self.modulated)
+        self.weight = nn.Parameter(torch.empty((3 + twins) * d_model, d_model))
         nn.init.uniform_(self.weight[: 3 * d_model], -(d_model**-0.5), d_model**-0.5)
         nn.init.normal_(self.weight[3 * d_model :], std=0.1)
-        self.bias_3HEE = nn.Parameter(torch.zeros(3, num_heads, d_head, d_head)) if utility else None  # U_Q, U_K, U_V
+        zeros = torch.zeros(twins, num_heads, d_head, d_head)  # U_Q, U_K, U_V, or those of them that there are
+        self.bias_3HEE = nn.Parameter(zeros) if twins and channels.offsets else None
 
     def forward(self, x: Tensor, rho: Tensor | None = None, g: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v of shape (..., D) for x of shape (..., D)."""
@@ -59,16 +65,16 @@ class UtilityAffine(nn.Module):
         return q.total(), k.total(), v.total()
 
     def parts(self, x: Tensor, rho: Tensor, g: Tensor) -> tuple[Parts, Parts, Parts]:
-        """The summands of q, k and v, kept apart."""
-        assert self.bias_3HEE is not None
+        """The summands of q, k and v, kept apart; zeros where a channel is missing."""
         base = F.linear(x, self.base_weight).chunk(3, dim=-1)
-        twin = F.linear(x, self.twin_weight).chunk(3, dim=-1)
-        rho_bias, g_bias = self._offset(rho, self.bias_3HEE[:1]), self._offset(g, self.bias_3HEE[1:])
-        return (
-            Parts(base[0], rho * twin[0], rho_bias[0]),
-            Parts(base[1], g * twin[1], g_bias[0]),
-            Parts(base[2], g * twin[2], g_bias[1]),
-        )
+        twins = F.linear(x, self.twin_weight).chunk(len(self.modulated), dim=-1)
+        twin, offset = dict(zip(self.modulated, twins, strict=True)), self._offsets(rho, g)
+
+        def parts(name: str, base: Tensor, gate: Tensor) -> Parts:
+            modulated = gate * twin[name] if name in twin else _nothing(x)
+            return Parts(base, modulated, offset[name] if name in offset else _nothing(x))
+
+        return parts("q", base[0], rho), parts("k", base[1], g), parts("v", base[2], g)
 
     @property
     def base_weight(self) -> Tensor:
@@ -77,8 +83,17 @@ class UtilityAffine(nn.Module):
 
     @property
     def twin_weight(self) -> Tensor:
-        """W_Q^u, W_K^u, W_V^u as one (3D, D)."""
+        """W_Q^u, W_K^u, W_V^u, or those of them that there are, as one (3D, D)."""
         return self.weight[3 * self.weight.shape[1] :]
+
+    def _offsets(self, rho: Tensor, g: Tensor) -> dict[str, Tensor]:
+        """U gate of each projection that has one."""
+        found: dict[str, Tensor] = {}
+        if self.bias_3HEE is not None and "q" in self.modulated:
+            found["q"] = self._offset(rho, self.bias_3HEE[:1])[0]
+        if self.bias_3HEE is not None and "k" in self.modulated:
+            found["k"], found["v"] = self._offset(g, self.bias_3HEE[-2:])
+        return found
 
     def _offset(self, gate: Tensor, bias_KHEE: Tensor) -> Tensor:
         """U gate inside each head, for each of the K matrices: (K, ..., D)."""
@@ -87,10 +102,15 @@ class UtilityAffine(nn.Module):
         return offset_KHNE.transpose(1, 2).reshape(-1, *gate.shape)
 
 
+def _nothing(x: Tensor) -> Tensor:
+    """Zeros of the same shape, that take no room."""
+    return x.new_zeros(()).expand_as(x)
+
+
 class Attention(nn.Module):
     """Multi-head causal attention over utility-affine projections, and its cached step."""
 
-    def __init__(self, d_model: int, num_heads: int, *, dropout: float, utility: bool) -> None:
+    def __init__(self, d_model: int, num_heads: int, *, dropout: float, utility: Channels | bool) -> None:
         super().__init__()
         self.project = UtilityAffine(d_model, num_heads, utility=utility)
         self.out = nn.Linear(d_model, d_model)

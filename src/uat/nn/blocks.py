@@ -16,7 +16,7 @@ from uat.nn import kernels
 from uat.nn.attention import Attention
 from uat.nn.cache import KVCache
 from uat.nn.encoders import build_observation_encoder
-from uat.nn.utility import Gates
+from uat.nn.utility import Channels, Gates
 from uat.types import Spec, check_choices
 
 
@@ -66,7 +66,7 @@ class FeedForward(nn.Sequential):
 class Block(nn.Module):
     """Pre-norm: attention, residual, feed-forward, residual."""
 
-    def __init__(self, config: TransformerConfig, *, utility: bool) -> None:
+    def __init__(self, config: TransformerConfig, *, utility: Channels | bool) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(config.d_model)
         self.attention = Attention(config.d_model, config.num_heads, dropout=config.dropout, utility=utility)
@@ -88,7 +88,7 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """x = LN(W^E o + p), L blocks, a last LN. Feedback enters through the gates, or not at all."""
 
-    def __init__(self, spec: Spec, config: TransformerConfig, *, utility: bool) -> None:
+    def __init__(self, spec: Spec, config: TransformerConfig, *, utility: Channels | bool) -> None:
         super().__init__()
         self.config = config
         self.encoder = build_observation_encoder(spec, config.d_model)

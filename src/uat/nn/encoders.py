@@ -32,6 +32,22 @@ class VectorEncoder(nn.Module):
         return self.linear(x.flatten(-self.num_axes).to(self.linear.weight.dtype))
 
 
+class ZeroMap(nn.Module):
+    """Stands where a variant of a model has no map: no weights to learn, and zeros for whatever comes in."""
+
+    def __init__(self, d_in: int, d_out: int) -> None:
+        super().__init__()
+        self.d_in, self.d_out = d_in, d_out
+
+    @property
+    def weight(self) -> Tensor:
+        """As a linear map it would have this weight."""
+        return torch.zeros(self.d_out, self.d_in)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.new_zeros(*x.shape[:-1], self.d_out)
+
+
 def build_observation_encoder(spec: Spec, d_model: int) -> nn.Module:
     match spec.obs:
         case Vector(width):

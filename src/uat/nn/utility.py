@@ -5,7 +5,8 @@
   g_t    = tanh(W_s^(l) u_t)                     gate of keys and values, per layer
   ρ_t    = tanh(W_ρ ubar_t)                      gate of queries, shared by all layers
 
-Every map is bias-free: without feedback u = 0, and all gates are exactly zero.
+Every map is bias-free: without feedback u = 0, and all gates are exactly zero. Ablations lack some of the maps: a gate
+that is not there is zero, and so is the part of E's input that is not told.
 Heads lie side by side in D: head h owns the entries [h·E, (h+1)·E) of a gate.
 Shapes: B batch, T time, D width, U utility width, L layers.
 """
@@ -17,8 +18,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from uat.nn.encoders import build_action_encoder
+from uat.nn.encoders import ZeroMap, build_action_encoder
 from uat.types import Spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Channels:
+    """By which ways feedback enters attention: UAT has all of them, its ablations lack some."""
+
+    queries: bool = True
+    """W_Q^u, U_Q and W_ρ."""
+    keys_values: bool = True
+    """W_K^u, W_V^u, U_K, U_V and W_s."""
+    offsets: bool = True
+    """The U of whatever is modulated."""
+
+    @property
+    def modulated(self) -> str:
+        """Which of q, k and v have a utility twin."""
+        return "q" * self.queries + "kv" * self.keys_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,34 +50,57 @@ class Gates:
 
 
 class UtilityEncoder(nn.Module):
-    """E with its action embedding f_a: a bias-free two-layer network."""
+    """E with its action embedding f_a: a bias-free two-layer network, or one linear map."""
 
-    def __init__(self, spec: Spec, *, d_action: int, d_hidden: int, d_utility: int) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        *,
+        d_action: int,
+        d_hidden: int,
+        d_utility: int,
+        sees_action: bool = True,
+        sees_reward: bool = True,
+        nonlinear: bool = True,
+    ) -> None:
         super().__init__()
         self.d_hidden = d_hidden
-        self.action = build_action_encoder(spec, d_action)  # f_a
-        self.mlp = nn.Sequential(
-            nn.Linear(d_action + 1, d_hidden, bias=False), nn.ReLU(), nn.Linear(d_hidden, d_utility, bias=False)
-        )
+        self.sees_action, self.sees_reward, self.nonlinear = sees_action, sees_reward, nonlinear
+        self.action = build_action_encoder(spec, d_action) if sees_action else ZeroMap(spec.action.count, d_action)
+        first = nn.Linear(d_action + 1, d_hidden if nonlinear else d_utility, bias=False)
+        rest = (nn.ReLU(), nn.Linear(d_hidden, d_utility, bias=False)) if nonlinear else ()
+        self.mlp = nn.Sequential(first, *rest)
 
     def forward(self, prev_action: Tensor, prev_reward: Tensor) -> Tensor:
-        a = self.action(prev_action)
-        return self.mlp(torch.cat([a, prev_reward.to(a.dtype)[..., None]], dim=-1))
+        r = prev_reward.to(next(self.mlp.parameters()).dtype)[..., None]
+        a = self.action(prev_action if self.sees_action else r)
+        return self.mlp(torch.cat([a, r if self.sees_reward else torch.zeros_like(r)], dim=-1))
 
 
 class UtilityGates(nn.Module):
     """From feedback to the gates of all layers, for all steps at once or one at a time."""
 
     def __init__(
-        self, spec: Spec, *, d_model: int, num_layers: int, d_action: int, d_hidden: int, d_utility: int, decay: float
+        self,
+        encoder: UtilityEncoder,
+        *,
+        d_model: int,
+        num_layers: int,
+        d_utility: int,
+        decay: float,
+        channels: Channels,
     ) -> None:
         super().__init__()
-        self.encoder = UtilityEncoder(spec, d_action=d_action, d_hidden=d_hidden, d_utility=d_utility)
-        self.token = nn.Linear(d_utility, num_layers * d_model, bias=False)  # W_s of all layers
-        self.regime = nn.Linear(d_utility, d_model, bias=False)  # W_ρ
-        nn.init.zeros_(self.token.weight)
-        nn.init.zeros_(self.regime.weight)
-        self.num_layers, self.d_utility, self.decay = num_layers, d_utility, decay
+        self.encoder = encoder
+        self.token = _readout(d_utility, num_layers * d_model, there=channels.keys_values)  # W_s of all layers
+        self.regime = _readout(d_utility, d_model, there=channels.queries)  # W_ρ
+        self.num_layers, self.d_utility, self.decay, self.channels = num_layers, d_utility, decay, channels
+
+    @property
+    def complete(self) -> bool:
+        """Whether this is the whole model, and no ablation of it."""
+        e = self.encoder
+        return self.channels == Channels() and e.sees_action and e.sees_reward and e.nonlinear
 
     def forward(self, prev_action_BT: Tensor, prev_reward_BT: Tensor) -> Gates:
         u_BTU = self.encoder(prev_action_BT, prev_reward_BT)
@@ -73,6 +114,15 @@ class UtilityGates(nn.Module):
     def read(self, u: Tensor, ubar: Tensor) -> Gates:
         g = torch.tanh(self.token(u)).chunk(self.num_layers, dim=-1)
         return Gates(rho=torch.tanh(self.regime(ubar)), g=g)
+
+
+def _readout(d_in: int, d_out: int, *, there: bool) -> nn.Linear | ZeroMap:
+    """From utility to gates; it starts at zero, where it is there at all."""
+    if not there:
+        return ZeroMap(d_in, d_out)
+    readout = nn.Linear(d_in, d_out, bias=False)
+    nn.init.zeros_(readout.weight)
+    return readout
 
 
 def discounted(u_BTU: Tensor, decay: float) -> Tensor:

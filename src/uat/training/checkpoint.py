@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,6 +42,17 @@ class Standing:
         """A phase starts; if it is the one that was interrupted, it goes on."""
         if phase != self.phase:
             self.phase, self.epoch, self.best_value, self.best_epoch = phase, 0, None, 0
+
+
+def standing_of(run: Run) -> Standing | None:
+    """Where the run's training stands; None if its folder holds no training, as that of a policy handed on."""
+    if run.file(STATE).exists():
+        return _read_standing(read_tensors(run.file(STATE))[1])
+    return Standing() if any(run.file(name).exists() for name in LOGS) else None
+
+
+def _read_standing(meta: dict[str, Any]) -> Standing:
+    return Standing(**{item.name: meta[item.name] for item in fields(Standing) if item.name in meta})
 
 
 class Checkpoint:
@@ -98,7 +110,7 @@ class Checkpoint:
         device = next(self.policy.parameters()).device
         self.best = {name[5:]: t.to(device) for name, t in saved.items() if name.startswith("best.")}
         self._save_policy()  # a kill may have left the policy of a later checkpoint
-        return Standing(**{item.name: meta[item.name] for item in fields(Standing) if item.name in meta})
+        return _read_standing(meta)
 
     def _save_policy(self) -> None:
         file, config = self.run.file("policy.safetensors"), self.run.config

@@ -9,6 +9,8 @@ are copied once, and multiplied out (in float64) where algebra allows:
   1/√E goes into queries; Q, K, V and their utility twins are one product, so are the gates of all layers, and all U;
   the embedding of an action is multiplied with the layer that reads it.
 
+Ablations take the same step: zeros stand for what they lack, and a linear encoder is W x = max(W x, 0) - max(-W x, 0).
+
 Streams follow each other in a loop, each with its own length, and only filled slots are read. Keys and values lie with
 time last, in rows that begin where the processor's cache lines do: so BLAS reads them at the speed of memory, which is
 most of what a long context costs. A last row of values is all ones, so the product that sums values sums the attention
@@ -35,10 +37,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from uat.nn.attention import UtilityAffine
 from uat.nn.blocks import Block, Transformer
-from uat.nn.encoders import IdEmbedding, VectorEncoder
+from uat.nn.encoders import IdEmbedding, VectorEncoder, ZeroMap
 from uat.nn.heads import Head
-from uat.nn.utility import UtilityGates
+from uat.nn.utility import UtilityEncoder, UtilityGates
 from uat.types import Step
 
 Floats = NDArray[Any]
@@ -88,7 +91,41 @@ def _rows(encoder: nn.Module) -> Floats:
     """(I, O): row i is what id i, or entry i of a vector, adds. Ids have one more row of zeros: the id -1 finds it."""
     if isinstance(encoder, IdEmbedding):
         return np.vstack([_array(encoder.weight), np.zeros(encoder.weight.shape[1])])
-    return _array(cast(VectorEncoder, encoder).linear.weight).T
+    linear = encoder if isinstance(encoder, ZeroMap) else cast(VectorEncoder, encoder).linear
+    return _array(linear.weight).T
+
+
+def _projections(project: UtilityAffine) -> Floats:
+    """(3D, D) of W, or (6D, D) with W^u where feedback enters."""
+    base_3DD, d_model = _array(project.base_weight), project.weight.shape[1]
+    if not project.modulated:
+        return base_3DD
+    twins_3DD = _spread(project, _array(project.twin_weight).reshape(-1, d_model, d_model))
+    return np.vstack([base_3DD, twins_3DD.reshape(-1, d_model)])
+
+
+def _offsets(project: UtilityAffine) -> Floats:
+    """(3, H, E, E) of U."""
+    if project.bias_3HEE is not None:
+        return _spread(project, _array(project.bias_3HEE))
+    d_head = project.weight.shape[1] // project.num_heads
+    return np.zeros((3, project.num_heads, d_head, d_head))
+
+
+def _spread(project: UtilityAffine, found: Floats) -> Floats:
+    """One entry for each of Q, K and V: zeros for those that feedback leaves alone."""
+    spread = np.zeros((3, *found.shape[1:]))
+    spread[["qkv".index(name) for name in project.modulated]] = found
+    return spread
+
+
+def _layers(encoder: UtilityEncoder) -> tuple[Floats, Floats]:
+    """(F, I) and (F, U): the two layers of E around their ReLU."""
+    first_FI, *rest = [_array(weight) for weight in encoder.mlp.parameters()]
+    if rest:
+        return first_FI, rest[0].T
+    same_UU = np.eye(len(first_FI))
+    return np.vstack([first_FI, -first_FI]), np.vstack([same_UU, -same_UU])
 
 
 @dataclass(slots=True)
@@ -102,7 +139,8 @@ class LayerWeights:
     def of(block: Block) -> LayerWeights:
         a, up, down = block.attention, cast(nn.Linear, block.ff[0]), cast(nn.Linear, block.ff[2])
         width = a.out.in_features
-        parts = np.split(_array(a.project.weight), a.project.weight.shape[0] // (3 * width))  # W, and W^u
+        projections_XD = _projections(a.project)
+        parts = np.split(projections_XD, len(projections_XD) // (3 * width))  # W, and W^u
         project_XD = np.concatenate([_pairs(part_3DD, a.num_heads) for part_3DD in parts])
         for queries_DD in np.split(project_XD, len(project_XD) // width)[::3]:
             queries_DD *= (width // a.num_heads) ** -0.5
@@ -129,17 +167,16 @@ class UtilityWeights:
 
     @staticmethod
     def of(utility: UtilityGates, blocks: list[Block]) -> UtilityWeights:
-        first, last = cast(nn.Linear, utility.encoder.mlp[0]), cast(nn.Linear, utility.encoder.mlp[2])
-        first_FI, last_FU = _array(first.weight), _array(last.weight).T
+        first_FI, last_FU = _layers(utility.encoder)
         regime_UD, none_UD = _array(utility.regime.weight).T, np.zeros(utility.regime.weight.T.shape)
         heads, tokens = blocks[0].attention.num_heads, np.split(_array(utility.token.weight).T, len(blocks), axis=1)
         gates = [np.block([[none_UD, token_UD, token_UD], [regime_UD, none_UD, none_UD]]) for token_UD in tokens]
-        offsets_L3HEE = np.stack([_array(cast(Tensor, block.attention.project.bias_3HEE)) for block in blocks])
+        offsets_L3HEE = np.stack([_offsets(block.attention.project) for block in blocks])
         offsets_L3HEE[:, 0] *= offsets_L3HEE.shape[-1] ** -0.5
         offsets_KEE = np.concatenate([_pairs(np.concatenate(offsets_3HEE), heads) for offsets_3HEE in offsets_L3HEE])
         return UtilityWeights(
             action_IF=_rows(utility.encoder.action) @ first_FI[:, :-1].T,
-            reward_F=first_FI[:, -1],
+            reward_F=first_FI[:, -1] * utility.encoder.sees_reward,
             utility_F2U=np.hstack([last_FU, (1 - utility.decay) * last_FU]),
             gates_2UX=np.hstack([_pairs(gates_2U3D.T, heads).T for gates_2U3D in gates]),
             offsets_KEE=offsets_KEE.swapaxes(1, 2),

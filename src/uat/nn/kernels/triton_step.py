@@ -41,6 +41,8 @@ def unfit(backbone: Transformer, utility: UtilityGates | None) -> str | None:
     c = backbone.config
     sizes = {"d_model": c.d_model, "d_ff": c.d_ff}
     if utility is not None:
+        if not utility.complete:
+            return "it takes the whole of UAT, and this variant lacks a part"
         sizes |= {"d_utility": utility.d_utility, "d_hidden": utility.encoder.d_hidden}
     for name, size in sizes.items():
         if size & (size - 1) or not 16 <= size <= 256:

@@ -1,0 +1,152 @@
+"""Runs beside each other: those that differ by seed alone become one, with its interval and the gap that it closes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from uat.evaluation.intervals import interval
+from uat.evaluation.scores import BLIND, CEILING, Evaluation, gap_closed
+from uat.runs import describe
+
+Place = tuple[str, str, str, str, int]
+"""Domain, task, setting, split and number of episodes: numbers of one place may be compared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """One metric of one method in one task, over runs that differ by seed alone."""
+
+    method: str
+    preset: str
+    domain: str
+    task: str
+    setting: str
+    split: str
+    metric: str
+    value: float
+    """Mean over seeds and episodes."""
+    std: float | None
+    """Deviation of the seeds' means; None for a single seed, and for references."""
+    low: float
+    high: float
+    """95 % interval over seeds and episodes (intervals.py); over episodes alone where there are not several seeds."""
+    gap_closed: float | None
+    """Share of the way from the blind method, on the same seeds, to the ceiling; None where either is missing."""
+    n: int
+    """Episodes, the same for every seed."""
+    seeds: tuple[int, ...]
+    """Empty for references."""
+    runs: tuple[str, ...]
+    finished: bool
+    """Whether every training had come to its end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Group:
+    """Runs of one kind, or a reference."""
+
+    place: Place
+    method: str
+    preset: str = ""
+    runs: dict[int, str]
+    """Seed -> identity; empty for references."""
+    episodes: dict[int, dict[str, Tensor]]
+    """Seed -> metric -> one value per episode."""
+    finished: bool = True
+
+    def values(self, metric: str) -> Tensor:
+        """(S, E)"""
+        return torch.stack([metrics[metric] for metrics in self.episodes.values()])
+
+    def mean(self, metric: str) -> float:
+        return self.values(metric).mean().item()
+
+    def only(self, seeds: Sequence[int]) -> Group:
+        return replace(self, runs={s: self.runs[s] for s in seeds}, episodes={s: self.episodes[s] for s in seeds})
+
+
+def compare(found: Sequence[Evaluation], *, each: bool = False) -> list[Summary]:
+    """One row per method, task and metric; with `each`, also those of every single run, after its group's."""
+    runs, references = run_groups(found), reference_groups(found)
+    rows: list[Summary] = []
+    for group in sorted([*runs, *references], key=lambda group: (*group.place, group.method, group.preset)):
+        singles = [group.only([seed]) for seed in group.runs] if each and len(group.runs) > 1 else []
+        for part in [group, *singles]:
+            blind, ceiling = find_blind(part, runs), find_ceiling(part, references)
+            rows += [summary(part, metric, blind, ceiling) for metric in next(iter(part.episodes.values()))]
+    return rows
+
+
+def run_groups(found: Sequence[Evaluation]) -> list[Group]:
+    groups: dict[tuple[Place, str], Group] = {}
+    for one in sorted(found, key=lambda one: one.config.seed):
+        config, key = one.config, (place_of(one), one.config.kind())
+        old = groups.get(key) or Group(
+            place=key[0], method=config.method_name, preset=config.preset, runs={}, episodes={}
+        )
+        if config.seed in old.runs:
+            raise ValueError(f"the same run is named twice: {describe(config)}")
+        groups[key] = replace(
+            old,
+            runs={**old.runs, config.seed: config.identity()},
+            episodes={**old.episodes, config.seed: one.episodes[config.method_name]},
+            finished=old.finished and one.finished,
+        )
+    return list(groups.values())
+
+
+def reference_groups(found: Sequence[Evaluation]) -> list[Group]:
+    """They belong to the domain: the same numbers, from whichever run they come."""
+    return list(
+        {
+            (place_of(one), method): Group(place=place_of(one), method=method, runs={}, episodes={0: metrics})
+            for one in found
+            for method, metrics in one.episodes.items()
+            if method != one.config.method_name
+        }.values()
+    )
+
+
+def place_of(one: Evaluation) -> Place:
+    score = one.scores[0]
+    return score.domain, score.task, score.setting, score.split, score.n
+
+
+def find_blind(group: Group, runs: Sequence[Group]) -> Group | None:
+    """The blind method's runs of the same place, preset and seeds; None if some are missing, or several kinds fit."""
+    fit = [g for g in runs if (g.method, g.place, g.preset) == (BLIND, group.place, group.preset)]
+    if len(fit) != 1 or not fit[0].runs.keys() >= group.runs.keys():
+        return None
+    return fit[0].only(list(group.runs))
+
+
+def find_ceiling(group: Group, references: Sequence[Group]) -> Group | None:
+    return next((g for g in references if (g.method, g.place) == (CEILING, group.place)), None)
+
+
+def summary(group: Group, metric: str, blind: Group | None, ceiling: Group | None) -> Summary:
+    domain, task, setting, split, n = group.place
+    y_SE, ends = group.values(metric), None if blind is None or ceiling is None else (blind, ceiling)
+    low, high = interval(y_SE)
+    return Summary(
+        method=group.method,
+        preset=group.preset,
+        domain=domain,
+        task=task,
+        setting=setting,
+        split=split,
+        metric=metric,
+        value=group.mean(metric),
+        std=y_SE.mean(1).std().item() if len(y_SE) > 1 else None,
+        low=low,
+        high=high,
+        gap_closed=ends and gap_closed(group.mean(metric), *(end.mean(metric) for end in ends)),
+        n=n,
+        seeds=tuple(group.runs),
+        runs=tuple(group.runs.values()),
+        finished=group.finished,
+    )

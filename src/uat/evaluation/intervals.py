@@ -1,0 +1,51 @@
+"""How sure a mean is. Seeds and episodes are two sources of chance, and they cross: every seed plays the same episodes.
+
+A hard episode is hard for every seed, so that more seeds do not average its effect away. With S seeds and E episodes,
+
+  y_se = μ + a_s + b_e + c_se      effects of the seed, of the episode (shared by all seeds), and of the two together
+
+and the mean of all y has the variance (α²/S + γ²/(SE)) + β²/E. Both summands have unbiased estimates:
+
+  between seeds     V_S = A/S              A: variance of the seeds' means (it holds γ²/E, so nothing is left out)
+  shared episodes   V_E = B/E - C/(SE)     B: variance of the episodes' means, C: variance of what both leave over
+                                           (B expects β² + γ²/S, and C expects γ²; below zero, V_E counts as zero)
+
+The 95 % interval is mean ± √(t² V_S + t'² V_E), with Student's t for S - 1 and t' for E - 1 degrees of freedom: three
+seeds tell little of how seeds differ, and t = 4.3 says so. It is never narrower than mean ± t' √(B/E), the interval
+for these very seeds on other episodes, should the seeds' means agree by luck. One seed has that interval alone, which
+is silent about other seeds; so have references, which have no seed.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from torch import Tensor
+
+
+def interval(y_SE: Tensor) -> tuple[float, float]:
+    """95 % interval of the mean over seeds and episodes; NaN if there is but one episode."""
+    y_SE = y_SE.double()
+    (seeds, episodes), mean = y_SE.shape, y_SE.mean().item()
+    if episodes < 2:
+        return math.nan, math.nan
+    t_episodes, by_episode = student(episodes - 1), y_SE.mean(0).var().item() / episodes
+    half = t_episodes * math.sqrt(by_episode)
+    if seeds > 1:
+        rest_SE = y_SE - y_SE.mean(0) - y_SE.mean(1, keepdim=True) + mean
+        rest = rest_SE.square().sum().item() / ((seeds - 1) * (episodes - 1))
+        by_seed, shared = y_SE.mean(1).var().item() / seeds, max(0.0, by_episode - rest / (seeds * episodes))
+        half = max(half, math.hypot(student(seeds - 1) * math.sqrt(by_seed), t_episodes * math.sqrt(shared)))
+    return mean - half, mean + half
+
+
+def student(freedom: int) -> float:
+    """What Student's t exceeds, to either side, in 5 % of cases.
+
+    With t = √ν tan φ its density is proportional to cos^(ν-1) φ, which is summed up here.
+    """
+    angle = np.linspace(0, np.pi / 2, 200_001)
+    density = np.cos(angle) ** (freedom - 1)
+    share = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
+    return math.sqrt(freedom) * math.tan(float(np.interp(0.95 * share[-1], share, angle)))

@@ -1,0 +1,103 @@
+"""Intervals: known values, and that they hold the truth as often as they say, where simpler ones do not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from uat.evaluation.intervals import interval, student
+
+Interval = Callable[[Tensor], tuple[float, float]]
+T = {freedom: student(freedom) for freedom in (2, 59)}
+
+
+@pytest.mark.parametrize(
+    ("freedom", "t"), [(1, 12.7062), (2, 4.3027), (3, 3.1824), (10, 2.2281), (100, 1.9840), (4095, 1.9605)]
+)
+def test_student_has_its_known_values(freedom: int, t: float) -> None:
+    assert student(freedom) == pytest.approx(t, abs=1e-4)
+
+
+def test_one_seed_is_students_interval_over_episodes() -> None:
+    low, high = interval(torch.tensor([[0.0, 1.0, 2.0, 3.0]]))
+    half = 3.182446 * (5 / 3) ** 0.5 / 2  # sample variance 5/3, four episodes
+    assert (low, high) == pytest.approx((1.5 - half, 1.5 + half), abs=1e-5)
+
+
+def test_effects_of_seeds_alone_give_students_interval_over_seeds() -> None:
+    y_SE = torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64)[:, None].expand(3, 40)
+    half = T[2] * 7**0.5 / 3**0.5  # variance of 1, 2, 6
+    assert interval(y_SE) == pytest.approx((3 - half, 3 + half))
+
+
+def test_effects_of_episodes_alone_are_the_same_however_many_seeds_play_them() -> None:
+    y_E = torch.randn(60, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    once = interval(y_E[None])
+    assert interval(y_E.expand(7, 60)) == pytest.approx(once)
+    assert once[1] - once[0] == pytest.approx(2 * T[59] * y_E.std().item() / 60**0.5)
+
+
+def test_the_formula_by_hand() -> None:
+    """Two seeds, two episodes: A = 1/2·(2-5)², B = 1/2·(2-5)², C from the remainders ±1."""
+    y_SE = torch.tensor([[1.0, 3.0], [3.0, 7.0]])  # seeds' means 2 and 5, episodes' means 2 and 5, mean 3.5
+    between_seeds, shared_episodes = 4.5 / 2, 4.5 / 2 - 1.0 / 4  # four remainders of ±1/2: C = 4·(1/2)² = 1
+    half = math.sqrt(student(1) ** 2 * (between_seeds + shared_episodes))
+    assert interval(y_SE) == pytest.approx((3.5 - half, 3.5 + half))
+
+
+def test_seeds_that_agree_by_luck_leave_the_doubt_about_episodes() -> None:
+    """Both means are 1/2, and neither is known better for it than over other episodes."""
+    y_SE = torch.tensor([[0.0, 1.0, 0.0, 1.0], [0.0, 0.0, 1.0, 1.0]])
+    by_episode = interval(y_SE.mean(0, keepdim=True))
+    assert interval(y_SE) == pytest.approx(by_episode)
+    assert by_episode[1] - by_episode[0] > 1
+
+
+def test_no_spread_is_a_point_and_one_episode_is_nothing() -> None:
+    assert interval(torch.full((3, 5), 0.5)) == (0.5, 0.5)
+    assert all(math.isnan(end) for end in (*interval(torch.rand(3, 1)), *interval(torch.rand(1, 1))))
+
+
+# ---------------------------------------------------------------- coverage
+
+
+def pooled(y_SE: Tensor) -> tuple[float, float]:
+    """As if every seed had played episodes of its own."""
+    half = 1.96 * y_SE.std().item() / y_SE.numel() ** 0.5
+    return y_SE.mean().item() - half, y_SE.mean().item() + half
+
+
+def over_seeds(y_SE: Tensor) -> tuple[float, float]:
+    """As if the episodes were all there are."""
+    means_S = y_SE.mean(1)
+    half = T[2] * means_S.std().item() / len(means_S) ** 0.5
+    return means_S.mean().item() - half, means_S.mean().item() + half
+
+
+def coverage(method: Interval, effects: tuple[float, float, float], seeds: int = 3, episodes: int = 60) -> float:
+    """How often the interval holds the true mean, which is zero."""
+    generator, hits, draws = torch.Generator().manual_seed(0), 0, 300
+    for _ in range(draws):
+        shapes = ((seeds, 1), (1, episodes), (seeds, episodes))
+        noise = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+        low, high = method(sum((size * z for size, z in zip(effects, noise, strict=True)), torch.zeros(())))
+        hits += low <= 0 <= high
+    return hits / draws
+
+
+@pytest.mark.parametrize("effects", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (0.1, 1, 1), (0.3, 1, 1), (1, 1, 1)])
+def test_the_interval_holds_the_truth_in_at_least_95_of_100_cases(
+    effects: tuple[float, float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("uat.evaluation.intervals.student", T.__getitem__)  # the same two, not summed up each time
+    assert coverage(interval, effects) >= 0.925  # 300 draws: two deviations below
+
+
+def test_simpler_intervals_do_not() -> None:
+    """Three seeds on the same episodes are neither 180 independent episodes nor three independent tests."""
+    assert coverage(pooled, (0.1, 1, 1)) < 0.85
+    assert coverage(over_seeds, (0, 1, 0.1)) < 0.5
