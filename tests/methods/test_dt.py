@@ -55,7 +55,7 @@ def tokens_of(w: reference.Named, policy: DT, batch: Batch, b: int) -> tuple[lis
             x.append(action_of(w, batch.prev_action[b, t]) + w["backbone.positions"][start + t - 1])
         r = batch.prev_reward[b, t].double()
         earned = earned + r
-        x.append(w["feedback.weight"][:, 0] * r + w["feedback.weight"][:, 1] * earned * policy.config.return_scale)
+        x.append(w["feedback.weight"][:, 0] * r + w["feedback.weight"][:, 1] * earned * policy.return_scale)
         x[-1] = x[-1] + w["feedback.bias"] + w["backbone.positions"][start + t]
         seen_at.append(len(x))
         x.append(reference.embed(w, batch.obs[b, t]) + w["backbone.positions"][start + t])
@@ -205,8 +205,8 @@ def told_by(spec: Spec, trajectory: Trajectory) -> list[list[tuple[float, float]
 
 @every_spec
 @both_lengths
-@pytest.mark.parametrize("return_scale", [1.0, 0.25])
-def test_return_so_far_is_the_running_sum(include_actions: bool, spec: Spec, return_scale: float) -> None:
+@pytest.mark.parametrize("return_scale", [1.0, 0.25, None])
+def test_return_so_far_is_the_running_sum(include_actions: bool, spec: Spec, return_scale: float | None) -> None:
     policy = random_dt(spec, include_actions, return_scale=return_scale)
     trajectory = random_trajectory(spec, whole=True)
     heard: list[Tensor] = []
@@ -215,7 +215,7 @@ def test_return_so_far_is_the_running_sum(include_actions: bool, spec: Spec, ret
     policy.features(batch)
     stream(policy, batch)
     expected = torch.tensor(told_by(spec, trajectory), dtype=torch.float64)
-    expected[..., 1] *= return_scale
+    expected[..., 1] *= return_scale or 1 / spec.horizon
     torch.testing.assert_close(heard[0], expected, rtol=0, atol=1e-5)  # rewards are told in single precision
     torch.testing.assert_close(torch.stack(heard[1:], 1), heard[0], rtol=0, atol=1e-12)
 

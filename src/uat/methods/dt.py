@@ -2,11 +2,12 @@
 
 Each step t adds to the sequence, at the position t of the step,
 
-  feedback     W_f [r_{t-1}; R_t] + b_f,   R_t = Σ_{s≤t} r_{s-1}   the latest reward, and the return so far
-  observation  W^E o_t                                             the action of t is read off here
-  action       W_a a_t                                             with `include_actions`; known from t + 1 on
+  feedback     W_f [r_{t-1}; c R_t] + b_f,   R_t = Σ_{s≤t} r_{s-1}   the latest reward, and the return so far
+  observation  W^E o_t                                               the action of t is read off here
+  action       W_a a_t                                               with `include_actions`; known from t + 1 on
 
-and every token sees those before it. Rewards are those that the clock has told: shifted, delayed and scaled.
+and every token sees those before it. Rewards are those that the clock has told: shifted, delayed and scaled. The
+factor c (`return_scale`) brings a long episode's return to the size of a reward, since one LayerNorm follows both.
 
 Differences from the paper
   1. instead of the return-to-go, the return so far and the latest reward: who imitates
@@ -16,7 +17,7 @@ Differences from the paper
   4. UAT's backbone, not GPT-2's: ReLU, Q, K and V without bias          test_overhead_over_vanilla_is_the_formula
   5. the whole episode is the context, not its last K steps              test_oldest_reward_is_seen_at_the_end
   6. the loss is averaged over real steps alone                          test_padding_never_changes_a_loss
-Shapes: B batch, T time, K tokens of a step, D width.
+Shapes: B batch, T time, D width.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ from uat.types import Batch, Spec, Step
 class DTConfig(TransformerConfig):
     include_actions: bool = False
     """Whether each action is a token of the sequence too, after the observation that it answers."""
-    return_scale: float = 1.0
-    """The return so far enters its token times this; Chen et al. divide returns by a number of the task's size."""
+    return_scale: float | None = None
+    """The return so far enters its token times this; unset: one over the horizon. Chen et al. scale returns too."""
 
     def __post_init__(self) -> None:
         TransformerConfig.__post_init__(self)
-        if not (self.return_scale > 0 and math.isfinite(self.return_scale)):
+        if self.return_scale is not None and not (self.return_scale > 0 and math.isfinite(self.return_scale)):
             raise ValueError(f"return_scale={self.return_scale} must be positive and finite")
 
 
@@ -61,6 +62,7 @@ class DT(Policy):
     def __init__(self, spec: Spec, config: DTConfig) -> None:
         super().__init__(spec, config)
         self.sees = frozenset({"action", "reward"} if config.include_actions else {"reward"})
+        self.return_scale = 1 / spec.horizon if config.return_scale is None else config.return_scale
         self.tokens_per_step = 3 if config.include_actions else 2
         self.backbone = Transformer(spec, config, utility=False)
         self.feedback = nn.Linear(2, config.d_model)  # W_f, b_f
@@ -74,7 +76,7 @@ class DT(Policy):
 
         The first step has no action before it: whoever calls drops that token.
         """
-        told = [prev_reward.to(return_so_far.dtype), return_so_far * self.config.return_scale]
+        told = [prev_reward.to(return_so_far.dtype), return_so_far * self.return_scale]
         feedback = self.feedback(torch.stack(told, dim=-1))
         place = self.backbone.place
         tokens = [place(feedback, position), place(self.backbone.encoder(obs), position)]
@@ -86,7 +88,7 @@ class DT(Policy):
 
     def sequence(self, batch: Batch) -> Tensor:
         """All tokens in order, from the first feedback to the last observation: (B, 2T, D), or (B, 3T - 1, D)."""
-        position = self.backbone.window(batch.valid.shape[1], batch.start)
+        position = self.backbone.window(batch.obs.shape[1], batch.start)
         return_BT = batch.prev_reward.to(self.feedback.weight.dtype).cumsum(1)
         tokens = self.new_tokens(batch.obs, batch.prev_action, batch.prev_reward, return_BT, position)
         sequence = torch.stack(tokens, dim=2).flatten(1, 2)
