@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -50,11 +51,11 @@ class Bandit:
         return {}
 
 
-def learn(method: str) -> Policy:
+def learn(method: str, **settings: Any) -> Policy:
     """Rollout, then optimize, with a fresh batch of bandits each time."""
     bandit, entry = Bandit(), METHODS[method]
     with seeded(0, CPU):
-        policy = entry.build(bandit.spec, entry.configure(**SIZES))
+        policy = entry.build(bandit.spec, entry.configure(**SIZES, **settings))
     optimizer = build_optimizer(policy, TRAINING)
     for epoch in range(TRAINING.epochs):
         ids = torch.arange(epoch * B, (epoch + 1) * B)
@@ -71,8 +72,16 @@ def accuracy(policy: Policy) -> Tensor:
     return (trajectory.action == trajectory.target).float().mean(0)
 
 
-def test_uat_learns_to_find_the_arm() -> None:
-    right_T, best_T = accuracy(learn("uat")), torch.tensor(BEST)
+SEEING = [
+    pytest.param("uat", {}, id="uat"),
+    pytest.param("adt", {}, id="adt"),
+    pytest.param("dt", {"include_actions": True}, id="dt", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("method", "settings"), SEEING)
+def test_who_sees_actions_and_rewards_learns_to_find_the_arm(method: str, settings: dict[str, Any]) -> None:
+    right_T, best_T = accuracy(learn(method, **settings)), torch.tensor(BEST)
     assert (right_T <= best_T + 1e-6).all()  # nobody can do better
     assert right_T.mean() > best_T.mean() - 0.05
     assert right_T[A - 1 :].mean() > 0.95  # once every arm could have been tried

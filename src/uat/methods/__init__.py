@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from uat.methods.adt import ADT, ADTConfig
+from uat.methods.dt import DT, DTConfig
 from uat.methods.policy import Phase, Policy
 from uat.methods.uat import UAT, UATConfig
 from uat.methods.vanilla import Vanilla, VanillaConfig
@@ -41,6 +43,10 @@ class Method:
 METHODS: dict[str, Method] = {
     "vanilla": Method(
         policy=Vanilla, config=VanillaConfig, summary="causal Transformer over observations; sees no feedback"
+    ),
+    "dt": Method(policy=DT, config=DTConfig, summary="rewards and the return so far are tokens between observations"),
+    "adt": Method(
+        policy=ADT, config=ADTConfig, summary="previous action and reward are concatenated to each observation"
     ),
     "uat": Method(policy=UAT, config=UATConfig, summary="actions and rewards reshape queries, keys and values"),
     "uat-no-action": Method(

@@ -86,7 +86,10 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """x = LN(W^E o + p), L blocks, a last LN. Feedback enters through the gates, or not at all."""
+    """x = LN(W^E o + p), L blocks, a last LN. Feedback enters through the gates, or not at all.
+
+    `encoder`, `place` and the blocks (`attend`, `attend_step`) are apart, for methods that make other tokens.
+    """
 
     def __init__(self, spec: Spec, config: TransformerConfig, *, utility: Channels | bool) -> None:
         super().__init__()
@@ -104,63 +107,41 @@ class Transformer(nn.Module):
 
     def forward(self, obs_BT: Tensor, gates: Gates | None = None, start_B: Tensor | None = None) -> Tensor:
         """All steps at once: h (B, T, D)."""
-        x_BTD = self.embed(obs_BT, start_B)
-        for block, rho_BTD, g_BTD in self._layers(gates):
-            x_BTD = block(x_BTD, rho_BTD, g_BTD)
-        return self.last_norm(x_BTD)
-
-    def init_cache(self, streams: int, capacity: int, *, packed: bool = False) -> KVCache:
-        """Memory of so many streams; `packed` if a fused step will read it."""
-        self.check_range(capacity)
-        c = self.config
-        d_head = c.d_model // c.num_heads
-        cache = KVCache.empty(
-            layers=c.num_layers,
-            streams=streams,
-            heads=c.num_heads,
-            capacity=capacity,
-            d_head=d_head,
-            like=self.positions,
-        )
-        cache.layers = kernels.pack(self) if packed else None
-        return cache
+        return self.attend(self.embed(obs_BT, start_B), gates)
 
     def step(self, obs_B: Tensor, first_B: Tensor, cache: KVCache, gates: Gates | None = None) -> Tensor:
         """One step of every stream: h (B, D). The cache moves on."""
         cache.restart(first_B)
-        position_B = cache.length_B.clamp_max(self.positions.shape[0] - 1)
-        x_BD = self.norm(self.encoder(obs_B) + self.positions[position_B])
-        visible_BS = cache.visible()
-        for layer, (block, rho_BD, g_BD) in enumerate(self._layers(gates)):
-            x_BD = block.step(x_BD, rho_BD, g_BD, cache, layer, visible_BS)
-        cache.advance()
-        return self.last_norm(x_BD)
+        return self.attend_step(self.place(self.encoder(obs_B), cache.length_B), cache, gates)
 
     def trace(self, obs_BT: Tensor, gates: Gates | None = None) -> Trace:
         """The forward pass again, for looking at."""
-        x_BTD, maps = self.embed(obs_BT), []
-        for block, rho_BTD, g_BTD in self._layers(gates):
-            maps.append(block.attention.weights(block.attention_norm(x_BTD), rho_BTD, g_BTD))
-            x_BTD = block(x_BTD, rho_BTD, g_BTD)
-        return Trace(attention_LBHTT=torch.stack(maps), gates=gates)
+        return self.trace_tokens(self.embed(obs_BT), gates)
+
+    # ------------------------------------------------------------ tokens
 
     def embed(self, obs_BT: Tensor, start_B: Tensor | None = None) -> Tensor:
         return self.norm(self.encoder(obs_BT) + self.placed(obs_BT.shape[1], start_B))
 
-    def placed(self, length: int, start_B: Tensor | None = None) -> Tensor:
-        """Rows of the position table for so many steps: (T, D), or (B, T, D) if episodes start in different places."""
-        self.check_range(length)
+    def placed(self, steps: int, start_B: Tensor | None = None) -> Tensor:
+        """Rows of the position table for so many steps: (T, D), or (B, T, D) if each episode has its own start."""
         table = self.positions.shape[0]
-        if start_B is None and length <= table:
-            return self.positions[:length]
-        t = torch.arange(length, device=self.positions.device)
-        position = t if start_B is None else start_B[:, None] + t
-        return self.positions[position.clamp_max(table - 1)]
+        position = self.window(steps, start_B)
+        return (
+            self.positions[:steps]
+            if start_B is None and steps <= table
+            else self.positions[position.clamp_max(table - 1)]
+        )
 
-    def _layers(self, gates: Gates | None) -> Iterator[tuple[Block, Tensor | None, Tensor | None]]:
-        for layer, block in enumerate(self.blocks):
-            assert isinstance(block, Block)
-            yield (block, None, None) if gates is None else (block, gates.rho, gates.g[layer])
+    def place(self, x: Tensor, position: Tensor) -> Tensor:
+        """LN(x + p); past the table its last row serves."""
+        return self.norm(x + self.positions[position.clamp_max(self.positions.shape[0] - 1)])
+
+    def window(self, steps: int, start_B: Tensor | None = None) -> Tensor:
+        """Positions of so many steps: (T,), or (B, T) if each episode has its own start."""
+        self.check_range(steps)
+        t = torch.arange(steps, device=self.positions.device)
+        return t if start_B is None else start_B[:, None] + t
 
     def check_range(self, steps: int) -> None:
         """Refuse what is longer than the position table, unless its last row is to serve again and again."""
@@ -170,3 +151,46 @@ class Transformer(nn.Module):
                 f"{steps} steps do not fit the position table of {table}: "
                 "set max_positions when training, or past_table='clamp'"
             )
+
+    # ------------------------------------------------------------ blocks
+
+    def attend(self, x_BTD: Tensor, gates: Gates | None = None) -> Tensor:
+        """Tokens through all blocks: h (B, T, D)."""
+        for block, rho_BTD, g_BTD in self._layers(gates):
+            x_BTD = block(x_BTD, rho_BTD, g_BTD)
+        return self.last_norm(x_BTD)
+
+    def attend_step(self, x_BD: Tensor, cache: KVCache, gates: Gates | None = None) -> Tensor:
+        """One token of every stream through all blocks: h (B, D). The cache moves on by one slot."""
+        visible_BS = cache.visible()
+        for layer, (block, rho_BD, g_BD) in enumerate(self._layers(gates)):
+            x_BD = block.step(x_BD, rho_BD, g_BD, cache, layer, visible_BS)
+        cache.advance()
+        return self.last_norm(x_BD)
+
+    def trace_tokens(self, x_BTD: Tensor, gates: Gates | None = None) -> Trace:
+        maps = []
+        for block, rho_BTD, g_BTD in self._layers(gates):
+            maps.append(block.attention.weights(block.attention_norm(x_BTD), rho_BTD, g_BTD))
+            x_BTD = block(x_BTD, rho_BTD, g_BTD)
+        return Trace(attention_LBHTT=torch.stack(maps), gates=gates)
+
+    def init_cache(self, streams: int, capacity: int, *, tokens_per_step: int = 1, packed: bool = False) -> KVCache:
+        """Room for so many steps in every stream; `packed` if a fused step will read it."""
+        self.check_range(capacity)
+        c = self.config
+        cache = KVCache.empty(
+            layers=c.num_layers,
+            streams=streams,
+            heads=c.num_heads,
+            capacity=capacity * tokens_per_step,
+            d_head=c.d_model // c.num_heads,
+            like=self.positions,
+        )
+        cache.layers = kernels.pack(self) if packed else None
+        return cache
+
+    def _layers(self, gates: Gates | None) -> Iterator[tuple[Block, Tensor | None, Tensor | None]]:
+        for layer, block in enumerate(self.blocks):
+            assert isinstance(block, Block)
+            yield (block, None, None) if gates is None else (block, gates.rho, gates.g[layer])
