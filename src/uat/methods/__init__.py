@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from uat.methods.gtrxl import GTrXL, GTrXLConfig
 from uat.methods.policy import Phase, Policy
 from uat.methods.uat import UAT, UATConfig
 from uat.methods.vanilla import Vanilla, VanillaConfig
@@ -36,6 +37,9 @@ class Method:
 METHODS: dict[str, Method] = {
     "vanilla": Method(
         policy=Vanilla, config=VanillaConfig, summary="causal Transformer over observations; sees no feedback"
+    ),
+    "gtrxl": Method(
+        policy=GTrXL, config=GTrXLConfig, summary="gated Transformer-XL over observations; sees no feedback"
     ),
     "uat": Method(policy=UAT, config=UATConfig, summary="actions and rewards reshape queries, keys and values"),
 }
