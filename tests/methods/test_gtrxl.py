@@ -219,7 +219,7 @@ def test_parameter_counts(spec: Spec, d: int, heads: int, layers: int, d_ff: int
             encoder = count * d
     layer = 17 * d**2 + 2 * d * d_ff + d_ff + 10 * d
     expected = encoder + 2 * d + layers * layer + 2 * d + (d + 1) * spec.action.count
-    sizes = {"d_model": d, "num_heads": heads, "num_layers": layers, "d_ff": d_ff}
+    sizes: dict[str, Any] = {"d_model": d, "num_heads": heads, "num_layers": layers, "d_ff": d_ff}
     policy = build("gtrxl", spec, memory=memory, **sizes)
     assert isinstance(policy, GTrXL)
     assert num_parameters(policy) == expected
