@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.builders import SPECS, build_random, moments, random_batch, randomise
 from uat.methods import Policy
 from uat.nn.attention import Attention
-from uat.nn.cache import KVCache
+from uat.nn.cache import KVCache, RollingCache
 
 LAYERS, STREAMS, HEADS, E = 2, 3, 2, 4
 POISON = 1e18
@@ -45,6 +45,32 @@ def test_cache_remembers_what_lists_remember(restarts: list[tuple[bool, ...]], s
                     assert torch.equal(v_BHSE[stream, :, s], kept_L2HE[layer, 1])
         cache.advance()
         assert cache.length_B.tolist() == [len(steps) for steps in remembered]
+
+
+@given(
+    restarts=st.lists(st.tuples(*[st.booleans()] * STREAMS), min_size=1, max_size=12),
+    capacity=st.integers(1, 5),
+    seed=st.integers(0, 2**31),
+)
+def test_rolling_cache_remembers_the_last_steps(restarts: list[tuple[bool, ...]], capacity: int, seed: int) -> None:
+    """Read in the order of its distances, a stream is the end of a list that grows."""
+    generator, like = torch.Generator().manual_seed(seed), torch.zeros((), dtype=torch.float64)
+    cache = RollingCache.empty(layers=1, streams=STREAMS, heads=HEADS, capacity=capacity, d_head=E, like=like)
+    remembered: list[list[Tensor]] = [[] for _ in range(STREAMS)]
+    for first in restarts:
+        cache.restart(torch.tensor(first))
+        kv_2BHE = torch.randn(2, STREAMS, HEADS, E, dtype=torch.float64, generator=generator)
+        for stream, anew in enumerate(first):
+            remembered[stream] = [*([] if anew else remembered[stream]), kv_2BHE[:, stream]]
+        kv_2BHSE = torch.stack(cache.write(0, *kv_2BHE))
+        distance_BS, visible_BS = cache.distance(), cache.visible()
+        for stream, steps in enumerate(remembered):
+            ages = distance_BS[stream, visible_BS[stream]].tolist()
+            assert sorted(ages) == list(range(min(len(steps), capacity)))
+            for slot in visible_BS[stream].nonzero()[:, 0].tolist():
+                expected = steps[-1 - int(distance_BS[stream, slot])]
+                assert torch.equal(kv_2BHSE[:, stream, :, slot], expected)
+        cache.advance()
 
 
 def test_cache_has_the_kind_of_its_model() -> None:
@@ -92,7 +118,7 @@ def test_slots_past_the_length_are_never_read(method: str, dtype: torch.dtype) -
     assert torch.equal(stream_over(policy, POISON), stream_over(policy, 0.0))
 
 
-@pytest.mark.parametrize("method", ["vanilla", "uat"])
+@pytest.mark.parametrize("method", ["vanilla", "gtrxl", "uat"])
 def test_a_slot_inside_the_length_is_read(method: str) -> None:
     """The negative half: poison in the past does change the present."""
     policy = build_random(method, SPECS["vector-discrete"])
@@ -108,7 +134,7 @@ def test_a_slot_inside_the_length_is_read(method: str) -> None:
     assert not torch.equal(clean, dirty)
 
 
-@pytest.mark.parametrize("method", ["vanilla", "uat"])
+@pytest.mark.parametrize("method", ["vanilla", "gtrxl", "uat"])
 def test_restarted_streams_forget_what_still_lies_in_their_slots(method: str) -> None:
     policy = build_random(method, SPECS["vector-discrete"])
     old, anew = (list(moments(random_batch(policy.spec, seed=seed))) for seed in (1, 2))

@@ -18,7 +18,7 @@ from uat.acting import rollout
 from uat.bench.cases import set_path
 from uat.bench.recompute import History, Recomputing
 from uat.bench.timing import Call
-from uat.config import RunConfig, override
+from uat.config import RunConfig, override, setting_names
 from uat.methods import Policy
 from uat.serving import Session
 from uat.training.capture import Captured
@@ -27,10 +27,11 @@ from uat.types import Step
 
 
 class Stepping:
-    """A policy whose position table has room for the context, and the steps that it sees."""
+    """A policy whose position table, if it has one, has room for the context, and the steps that it sees."""
 
     def __init__(self, config: RunConfig, batch: int, context: int, device: torch.device) -> None:
-        self.config = override(config, {"method.max_positions": context + 1})
+        table = "method.max_positions"
+        self.config = override(config, {table: context + 1} if table in setting_names(config) else {})
         domain = self.config.build_domain()
         self.policy = build_policy(self.config, domain, device).eval()
         self.batch, self.context, self.device = batch, context, device

@@ -8,6 +8,7 @@ from typing import Any
 
 from uat.methods.adt import ADT, ADTConfig
 from uat.methods.dt import DT, DTConfig
+from uat.methods.gtrxl import GTrXL, GTrXLConfig
 from uat.methods.policy import Phase, Policy
 from uat.methods.uat import UAT, UATConfig
 from uat.methods.vanilla import Vanilla, VanillaConfig
@@ -43,6 +44,9 @@ class Method:
 METHODS: dict[str, Method] = {
     "vanilla": Method(
         policy=Vanilla, config=VanillaConfig, summary="causal Transformer over observations; sees no feedback"
+    ),
+    "gtrxl": Method(
+        policy=GTrXL, config=GTrXLConfig, summary="gated Transformer-XL over observations; sees no feedback"
     ),
     "dt": Method(policy=DT, config=DTConfig, summary="rewards and the return so far are tokens between observations"),
     "adt": Method(

@@ -21,7 +21,9 @@ from uat.types import Spec, check_choices
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TransformerConfig:
+class BackboneConfig:
+    """What every Transformer has, whatever its positions are."""
+
     d_model: int = 64
     """Width of the residual stream."""
     num_heads: int = 4
@@ -32,10 +34,6 @@ class TransformerConfig:
     """Hidden width of each feed-forward network."""
     dropout: float = 0.05
     """Share of attention weights and residual updates dropped in training."""
-    max_positions: int | None = None
-    """Rows of the learned position table; unset: the horizon + 1."""
-    past_table: Literal["refuse", "clamp"] = "refuse"
-    """What a longer episode meets: an error, or the table's last row again and again."""
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -46,6 +44,17 @@ class TransformerConfig:
             raise ValueError(f"num_heads={self.num_heads} must divide d_model={self.d_model}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout} must lie in [0, 1)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TransformerConfig(BackboneConfig):
+    max_positions: int | None = None
+    """Rows of the learned position table; unset: the horizon + 1."""
+    past_table: Literal["refuse", "clamp"] = "refuse"
+    """What a longer episode meets: an error, or the table's last row again and again."""
+
+    def __post_init__(self) -> None:
+        BackboneConfig.__post_init__(self)
         if self.max_positions is not None and self.max_positions < 1:
             raise ValueError(f"max_positions={self.max_positions} must be at least 1")
 

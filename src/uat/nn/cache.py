@@ -1,4 +1,4 @@
-"""Keys and values of all layers, one length per stream.
+"""Keys and values of all layers, one length per stream: the whole past, or the last steps of it.
 
 Static shapes, in-place writes, nothing read back to the host. What lies past a stream's length is never
 read: tests fill it with huge numbers.
@@ -8,6 +8,7 @@ Shapes: L layers, 2 (keys, values), B streams, H heads, S capacity, E head size.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -17,13 +18,13 @@ from torch import Tensor
 class KVCache:
     kv_L2BHSE: Tensor
     length_B: Tensor
-    """Steps that each stream has seen; its next step goes into this slot."""
+    """Steps that each stream has seen."""
     layers: Tensor | None = None
     """The weights of all layers as a fused step reads them: those of the moment when this memory was opened."""
 
-    @staticmethod
-    def empty(*, layers: int, streams: int, heads: int, capacity: int, d_head: int, like: Tensor) -> KVCache:
-        return KVCache(
+    @classmethod
+    def empty(cls, *, layers: int, streams: int, heads: int, capacity: int, d_head: int, like: Tensor) -> Self:
+        return cls(
             kv_L2BHSE=like.new_zeros(layers, 2, streams, heads, capacity, d_head),
             length_B=torch.zeros(streams, dtype=torch.long, device=like.device),
         )
@@ -39,10 +40,14 @@ class KVCache:
     def write(self, layer: int, k_BHE: Tensor, v_BHE: Tensor) -> tuple[Tensor, Tensor]:
         """Put this step's key and value into each stream's next slot; all keys and values (B, H, S, E) of the layer."""
         kv_2BHSE = self.kv_L2BHSE[layer]
-        slot_B = self.length_B[:, None, None, None].expand(*k_BHE.shape[:2], 1, k_BHE.shape[-1])
+        slot_B = self.slot()[:, None, None, None].expand(*k_BHE.shape[:2], 1, k_BHE.shape[-1])
         kv_2BHSE[0].scatter_(2, slot_B, k_BHE[:, :, None].to(kv_2BHSE.dtype))
         kv_2BHSE[1].scatter_(2, slot_B, v_BHE[:, :, None].to(kv_2BHSE.dtype))
         return kv_2BHSE[0], kv_2BHSE[1]
+
+    def slot(self) -> Tensor:
+        """(B,) where each stream's next step goes."""
+        return self.length_B
 
     def visible(self) -> Tensor:
         """(B, S) True for the slots a stream may read in this step: its past and the present."""
@@ -50,3 +55,16 @@ class KVCache:
 
     def advance(self) -> None:
         self.length_B += 1
+
+
+@dataclass(slots=True)
+class RollingCache(KVCache):
+    """Keeps the last S steps of each stream: once all slots are taken, all are visible, and the next step goes where
+    the oldest lay."""
+
+    def slot(self) -> Tensor:
+        return self.length_B % self.capacity
+
+    def distance(self) -> Tensor:
+        """(B, S) how many steps ago each slot was written, once the present step is; 0 is the present."""
+        return (self.length_B[:, None] - torch.arange(self.capacity, device=self.length_B.device)) % self.capacity
