@@ -31,7 +31,6 @@ from uat.types import Batch, Discrete, Spec, Trajectory
 
 every_method = pytest.mark.parametrize("method", METHODS)
 every_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-parallel_methods = pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].policy.parallel])
 positioned_methods = pytest.mark.parametrize(
     "method", [name for name in METHODS if "max_positions" in {f.name for f in fields(METHODS[name].config)}]
 )
@@ -130,7 +129,7 @@ def test_large_vocabularies_are_carried(method: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @every_spec
-@parallel_methods
+@every_method
 def test_streaming_equals_all_at_once(method: str, spec: Spec, dtype: torch.dtype) -> None:
     found = answers(build_random(method, spec, dtype=dtype), random_batch(spec, episodes=5))
     atol = 1e-10 if dtype == torch.float64 else 1e-5 * largest(found["at once"])

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from uat.methods.cotta import Cotta, CottaConfig
 from uat.methods.policy import Phase, Policy
+from uat.methods.tent import Tent, TentConfig
 from uat.methods.uat import UAT, UATConfig
 from uat.methods.vanilla import Vanilla, VanillaConfig
 from uat.types import Spec
@@ -38,4 +40,6 @@ METHODS: dict[str, Method] = {
         policy=Vanilla, config=VanillaConfig, summary="causal Transformer over observations; sees no feedback"
     ),
     "uat": Method(policy=UAT, config=UATConfig, summary="actions and rewards reshape queries, keys and values"),
+    "tent": Method(policy=Tent, config=TentConfig, summary="Vanilla that lowers its entropy by its norms while acting"),
+    "cotta": Method(policy=Cotta, config=CottaConfig, summary="Vanilla that learns from its own average while acting"),
 }
