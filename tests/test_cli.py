@@ -211,7 +211,7 @@ def test_list_methods_gives_one_row_per_method(capsys: Captured) -> None:
     rows = json.loads(out)
     assert (code, err) == (0, "")
     assert [row["method"] for row in rows] == list(METHODS)
-    assert {row["method"]: row["sees"] for row in rows} == {"vanilla": [], "uat": ["action", "reward"]}
+    assert {row["method"]: row["sees"] for row in rows}.items() >= {"vanilla": [], "uat": ["action", "reward"]}.items()
     sizes = {row["method"]: row["parameters:darkroom"] for row in rows}
     assert 50_000 < sizes["vanilla"] < sizes["uat"] < 300_000
 

@@ -13,7 +13,7 @@ from uat.methods.uat import UAT, UATConfig
 from uat.methods.vanilla import Vanilla, VanillaConfig
 from uat.types import Spec
 
-__all__ = ["METHODS", "Method", "Phase", "Policy"]
+__all__ = ["METHODS", "Method", "Phase", "Policy", "training_name"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,3 +43,8 @@ METHODS: dict[str, Method] = {
     "tent": Method(policy=Tent, config=TentConfig, summary="Vanilla that lowers its entropy by its norms while acting"),
     "cotta": Method(policy=Cotta, config=CottaConfig, summary="Vanilla that learns from its own average while acting"),
 }
+
+
+def training_name(method: str) -> str:
+    """The method whose training gives this one its weights: most often itself."""
+    return METHODS[method].policy.trains_as or method

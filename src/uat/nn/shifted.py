@@ -10,7 +10,7 @@ H heads, E head size, S cached steps, P shifted numbers of a stream.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,10 +22,13 @@ from uat.nn.encoders import VectorEncoder
 
 
 class Layout:
-    """Where each shifted parameter lies among the P numbers of a stream."""
+    """Where each shifted parameter lies among the P numbers of a stream.
+
+    Matrices lie as (I, O): a stream's few rows are multiplied faster so.
+    """
 
     def __init__(self, backbone: Transformer, names: Iterable[str]) -> None:
-        self.shapes = {name: tuple(backbone.get_parameter(name).shape) for name in names}
+        self.shapes = {name: tuple(backbone.get_parameter(name).shape[::-1]) for name in names}
         self.sizes = [backbone.get_parameter(name).numel() for name in self.shapes]
 
     def zeros(self, streams: int, like: Tensor) -> Tensor:
@@ -33,7 +36,7 @@ class Layout:
         return like.new_zeros(streams, sum(self.sizes))
 
     def views(self, flat_BP: Tensor) -> dict[str, Tensor]:
-        """The shift of each parameter, (B, *shape), in the same memory."""
+        """The shift of each parameter, (B, D) or (B, I, O), in the same memory."""
         parts = flat_BP.split(self.sizes, dim=1)
         return {name: part.unflatten(1, self.shapes[name]) for name, part in zip(self.shapes, parts, strict=True)}
 
@@ -56,6 +59,35 @@ class Site(NamedTuple):
     x_BRI: Tensor
     outer: bool
     """Whether the weight is a matrix."""
+
+
+class PresentAttention(torch.autograd.Function):
+    """Attention of one row over a cache that already holds the present key and value.
+
+    Forward it is torch's own, to the last bit. Backward only the query and the present key and value are given
+    gradients: the rest of the cache is constant, and is read where it lies.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, q_BH1E: Tensor, k_BHE: Tensor, v_BHE: Tensor, keys: Tensor, values: Tensor, mask: Tensor, slot: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(q_BH1E)
+        ctx.memory = keys, values, mask, slot  # not saved for backward: later layers write into the same cache
+        return F.scaled_dot_product_attention(q_BH1E, keys, values, attn_mask=mask)
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (dh_BH1E,) = outputs
+        (q_BH1E,) = ctx.saved_tensors
+        keys_BHSE, values_BHSE, mask, slot_B = ctx.memory
+        scale = q_BH1E.shape[-1] ** -0.5
+        weight_BH1S = (q_BH1E @ keys_BHSE.mT * scale).masked_fill(~mask, -torch.inf).softmax(-1)
+        at_weight = dh_BH1E @ values_BHSE.mT
+        at_logit = weight_BH1S * (at_weight - (weight_BH1S * at_weight).sum(-1, keepdim=True)) * scale
+        present = slot_B[:, None, None, None].expand(*weight_BH1S.shape[:3], 1)
+        own, own_at_logit = weight_BH1S.gather(-1, present)[:, :, 0], at_logit.gather(-1, present)[:, :, 0]
+        return at_logit @ keys_BHSE, own_at_logit * q_BH1E[:, :, 0], own * dh_BH1E[:, :, 0], None, None, None, None
 
 
 class ShiftedStep:
@@ -83,12 +115,12 @@ class ShiftedStep:
         return self._norm("last_norm", backbone.last_norm, x_BRD)
 
     def gradients(self, loss_B: Tensor) -> dict[str, tuple[Tensor, ...]]:
-        """The gradient of each stream's loss by its own shifts, as factors whose product it is. For a step of one row."""
+        """The gradient of each stream's loss by its own shifts, as factors whose product it is; for one row."""
         at_outputs = torch.autograd.grad(loss_B.sum(), [site.y_BRO for site in self.sites.values()])
         found: dict[str, tuple[Tensor, ...]] = {}
         for (name, site), at_output in zip(self.sites.items(), at_outputs, strict=True):
             dy_BO, x_BI = at_output[:, 0], site.x_BRI.detach()[:, 0]
-            found[f"{name}.weight"] = (dy_BO[:, :, None], x_BI[:, None]) if site.outer else (dy_BO, x_BI)
+            found[f"{name}.weight"] = (x_BI[:, :, None], dy_BO[:, None]) if site.outer else (x_BI, dy_BO)
             if f"{name}.bias" in self.shifts:
                 found[f"{name}.bias"] = (dy_BO,)
         return found
@@ -110,19 +142,14 @@ class ShiftedStep:
         name, attention = f"blocks.{layer}.attention", block.attention
         qkv = self._linear(f"{name}.project", x_BRD, attention.project)
         q, k, v = (y.unflatten(-1, (attention.num_heads, -1)) for y in qkv.chunk(3, dim=-1))  # (B, R, H, E)
-        k_BHSE, v_BHSE = cache.write(layer, k[:, 0].detach(), v[:, 0].detach())
-        if torch.is_grad_enabled():  # the same values; the present ones, and they alone, pass gradients on
-            k_BHSE, v_BHSE = self._present(k_BHSE, k, cache), self._present(v_BHSE, v, cache)
-        h_BHRE = F.scaled_dot_product_attention(
-            q.transpose(1, 2), k_BHSE, v_BHSE, attn_mask=visible_BS[:, None, None].expand(-1, -1, q.shape[1], -1)
-        )
+        keys_BHSE, values_BHSE = cache.write(layer, k[:, 0].detach(), v[:, 0].detach())
+        q_BHRE, mask = q.transpose(1, 2), visible_BS[:, None, None].expand(-1, -1, q.shape[1], -1)
+        if torch.is_grad_enabled():
+            slot_B = cache.length_B.clone()  # kept for backward, and the cache moves on in place
+            h_BHRE = PresentAttention.apply(q_BHRE, k[:, 0], v[:, 0], keys_BHSE, values_BHSE, mask, slot_B)
+        else:
+            h_BHRE = F.scaled_dot_product_attention(q_BHRE, keys_BHSE, values_BHSE, attn_mask=mask)
         return self._linear(f"{name}.out", h_BHRE.transpose(1, 2).flatten(-2), attention.out)
-
-    @staticmethod
-    def _present(cached_BHSE: Tensor, now_BRHE: Tensor, cache: KVCache) -> Tensor:
-        now_BHE, length_B = now_BRHE[:, 0], cache.length_B.clone()  # autograd keeps it, and the cache moves on in place
-        slot_B = length_B[:, None, None, None].expand(*now_BHE.shape[:2], 1, now_BHE.shape[-1])
-        return cached_BHSE.scatter(2, slot_B, now_BHE[:, :, None])
 
     def _norm(self, name: str, norm: nn.LayerNorm, x_BRD: Tensor) -> Tensor:
         shape = norm.normalized_shape
@@ -135,10 +162,11 @@ class ShiftedStep:
 
     def _linear(self, name: str, x_BRI: Tensor, layer: nn.Module) -> Tensor:
         weight, bias = layer.get_parameter("weight"), getattr(layer, "bias", None)
-        y_BRO = F.linear(x_BRI, weight.detach(), None if bias is None else bias.detach())
+        flat = x_BRI.flatten(0, 1)  # the very product of the module's own step, to the last bit
+        y_BRO = F.linear(flat, weight.detach(), None if bias is None else bias.detach()).unflatten(0, x_BRI.shape[:2])
         if f"{name}.weight" not in self.shifts:
             return y_BRO
-        y_BRO = torch.baddbmm(y_BRO, x_BRI, self.shifts[f"{name}.weight"].mT)
+        y_BRO = torch.baddbmm(y_BRO, x_BRI, self.shifts[f"{name}.weight"])
         if bias is not None:
             y_BRO = y_BRO + self.shifts[f"{name}.bias"][:, None]
         return self._pass(name, Site(y_BRO, x_BRI, outer=True))
