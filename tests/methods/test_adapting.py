@@ -34,8 +34,9 @@ CPU = torch.device("cpu")
 
 def lively(method: str, spec: Spec) -> Policy:
     """Moves far in few steps."""
-    more = {"certainty": 2.0, "teacher_decay": 0.5} if method == "cotta" else {}
-    return build_random(method, spec, adaptation_rate=0.1, **more)
+    known = {item.name for item in dataclasses.fields(METHODS[method].config)}
+    settings: dict[str, Any] = {"adaptation_rate": 0.1, "certainty": 2.0, "teacher_decay": 0.5}
+    return build_random(method, spec, **{name: value for name, value in settings.items() if name in known})
 
 
 # ---------------------------------------------------------------- against the source
@@ -185,8 +186,9 @@ def test_the_command_line_takes_a_source(method: str, tmp_path: Path, capsys: py
 @every_method
 def test_a_source_without_a_checkpoint_is_refused(method: str, tmp_path: Path) -> None:
     empty = Run.create(tiny("vanilla"), tmp_path / "vanilla")
-    with pytest.raises(RunError, match="has no checkpoint to start from"):
+    with pytest.raises(RunError, match="it has no checkpoint"):
         train(tiny(method), tmp_path / "other", source=empty, device="cpu")
+    assert not (tmp_path / "other").exists()
 
 
 @every_method

@@ -27,7 +27,8 @@ def build_cotta(spec: Spec, **settings: Any) -> Cotta:
 
 def played(policy: Cotta, batch: Batch, student: float = 0.0) -> CottaState:
     """The state after a batch; the students of its first step have moved by `student` everywhere."""
-    state = policy.init_state(*batch.valid.shape, "cpu")
+    streams, steps = batch.valid.shape
+    state = policy.init_state(streams, steps, "cpu")
     state.student_BP.fill_(student)
     for step in moments(batch):
         step.first.fill_(False)

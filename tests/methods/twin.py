@@ -11,6 +11,7 @@ from tests.builders import moments
 from uat.methods.cotta import Cotta
 from uat.methods.tent import Tent
 from uat.methods.vanilla import Vanilla
+from uat.nn.blocks import Block
 from uat.types import Batch, Step
 
 
@@ -30,6 +31,7 @@ class Network:
         backbone, self.now = self.vanilla.backbone, []
         x = backbone.norm(token_D)
         for layer, block in enumerate(backbone.blocks):
+            assert isinstance(block, Block)
             q, k, v = (
                 y.unflatten(-1, (block.attention.num_heads, -1))
                 for y in block.attention.project(block.attention_norm(x))

@@ -45,7 +45,7 @@ class Adapting(Policy):
         self._source = (source,)  # a tuple is no submodule: the weights have Vanilla's names, once
 
     @property
-    def learner(self) -> Policy:
+    def learner(self) -> Vanilla:
         return self._source[0]
 
     def loss(self, batch: Batch) -> Losses:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -69,7 +70,7 @@ class Tent(Adapting):
             forward = ShiftedStep(self.backbone, self.layout.views(state.shift_BP))
             h_BD = forward(step.obs, state.position_B, state.cache)[:, 0]
             gradients = forward.gradients(entropy(self.head.logits(h_BD, step.allowed)))
-        self._descend(state, torch.cat([math.prod(gradients[name]) for name in self.layout.shapes], dim=1))
+        self._descend(state, torch.cat([reduce(torch.mul, gradients[name]) for name in self.layout.shapes], dim=1))
         return h_BD.detach(), state
 
     def _descend(self, state: TentState, gradient_BP: Tensor) -> None:

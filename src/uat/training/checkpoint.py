@@ -102,8 +102,6 @@ def adopt(run: Run, source: Run) -> None:
     """
     if run.file(STATE).exists():
         return
-    if not source.file(STATE).exists():
-        raise RunError(f"{source.path} has no checkpoint to start from")
     for name in LOGS:
         run.write_rows(name, source.rows(name))
     write_atomically(run.file(STATE), source.file(STATE).read_bytes())

@@ -18,7 +18,7 @@ from uat.domains import Domain, split_seed
 from uat.methods import METHODS, Phase, Policy, training_name
 from uat.noise import derive
 from uat.runs import Run, RunError, first_difference
-from uat.training.checkpoint import Checkpoint, adopt
+from uat.training.checkpoint import STATE, Checkpoint, adopt
 from uat.training.epoch import Epoch
 from uat.training.optimizing import build_optimizer
 from uat.training.playing import Player, play_all
@@ -66,7 +66,9 @@ def build_policy(config: RunConfig, domain: Domain, device: torch.device) -> Pol
 
 
 def check_source(config: RunConfig, source: Run) -> Run:
-    """The run itself, if training this config would give the same weights; else a ValueError that says what differs."""
+    """The run itself, if training this config would give the same weights; else an error that says what differs."""
+    if not source.file(STATE).exists():
+        raise RunError(f"{source.path} cannot be the source of this run: it has no checkpoint")
     said = [{"method": training_name(c.method_name), **_trained(c)} for c in (source.config, config)]
     if difference := first_difference(to_json(said[0]), to_json(said[1]), ""):
         raise RunError(f"{source.path} cannot be the source of this run: {difference}")
