@@ -63,8 +63,8 @@ class Adapting(Policy):
     @torch.no_grad()
     def features(self, batch: Batch) -> Tensor:
         """A replay: what is answered at t depends on weights that all steps before t have moved."""
-        streams, steps = batch.valid.shape
-        state, features = self.init_state(streams, steps, batch.obs.device), []
+        (streams, steps), device = batch.obs.shape[:2], batch.obs.device
+        state, features = self.init_state(streams, steps, device), []
         if batch.start is not None:
             state.start_B.copy_(batch.start)
         for t in range(steps):
@@ -72,7 +72,7 @@ class Adapting(Policy):
                 obs=batch.obs[:, t],
                 prev_action=batch.prev_action[:, t],
                 prev_reward=batch.prev_reward[:, t],
-                first=torch.full_like(batch.valid[:, t], t == 0),
+                first=torch.full((streams,), t == 0, device=device),
                 allowed=None if batch.allowed is None else batch.allowed[:, t],
             )
             h_BD, state = self.adapt(state, step)
