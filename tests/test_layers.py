@@ -16,7 +16,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
     "noise": set(),
     "nn": {"types"},
-    "methods": {"types", "nn"},
+    "methods": {"types", "nn", "noise"},
     "domains": {"types", "noise"},
     "acting": {"types"},
     "checks": {"types"},

@@ -126,7 +126,9 @@ def run_train(args: list[str]) -> None:
         print(json.dumps(to_json(config), indent=2))
         return
     out = options.out or Path("runs") / f"{config.domain_name}-{config.method_name}-{config.preset}-{config.seed}"
-    run = uat.train(config, out, resume=options.resume, device=options.device, progress=show_progress)
+    run = uat.train(
+        config, out, resume=options.resume, source=options.source, device=options.device, progress=show_progress
+    )
     best = best_epoch(run)
     summary = {"run": str(run.path), "identity": config.identity(), "best_epoch": best["epoch"]}
     summary |= {name: value for name, value in best.items() if name.startswith("validation/")}
@@ -208,6 +210,8 @@ class TrainOptions:
     """Run folder; unset: runs/DOMAIN-METHOD-PRESET-SEED."""
     resume: bool = False
     """Continue the run in that folder where it stopped."""
+    source: Path | None = None
+    """Run folder whose training is the same, such as Vanilla's for tent and cotta: taken over, not done again."""
     device: Device = None
     """Where to run; unset: CUDA if there is one."""
     dry_run: bool = False

@@ -24,14 +24,13 @@ from tests.builders import (
     with_other_feedback,
 )
 from uat.acting import choose
-from uat.methods import METHODS, Policy
+from uat.methods import METHODS, Policy, training_name
 from uat.noise import gumbel
 from uat.runs import load_policy, save_policy
 from uat.types import Batch, Discrete, Spec, Trajectory
 
 every_method = pytest.mark.parametrize("method", METHODS)
 every_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-parallel_methods = pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].policy.parallel])
 positioned_methods = pytest.mark.parametrize(
     "method", [name for name in METHODS if "max_positions" in {f.name for f in fields(METHODS[name].config)}]
 )
@@ -76,6 +75,18 @@ def test_every_parameter_learns_at_one_rate(method: str, spec: Spec) -> None:
     grouped = [id(p) for group in policy.parameter_groups().values() for p in group]
     assert sorted(grouped) == sorted(id(p) for p in policy.parameters())
     assert policy.parameter_groups().keys() <= {"base", "utility"}
+
+
+@every_method
+def test_the_learner_holds_the_same_parameters(method: str) -> None:
+    """Whoever plays and learns in training: what it learns is the policy's, before and after a move."""
+    spec = SPECS["vector-discrete"]
+    policy, batch = build_random(method, spec).to(torch.float32), random_batch(spec)
+    assert type(policy.learner) is METHODS[training_name(method)].policy
+    assert training_name(training_name(method)) == training_name(method)
+    own, learnt = ({name: id(p) for name, p in each.named_parameters()} for each in (policy, policy.learner))
+    assert own == learnt
+    assert torch.equal(total_loss(policy, batch), total_loss(policy.learner, batch))
 
 
 def garbage(spec: Spec, trajectory: Trajectory, field: str, kind: str) -> Tensor:
@@ -130,7 +141,7 @@ def test_large_vocabularies_are_carried(method: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @every_spec
-@parallel_methods
+@every_method
 def test_streaming_equals_all_at_once(method: str, spec: Spec, dtype: torch.dtype) -> None:
     found = answers(build_random(method, spec, dtype=dtype), random_batch(spec, episodes=5))
     atol = 1e-10 if dtype == torch.float64 else 1e-5 * largest(found["at once"])

@@ -7,14 +7,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from uat.methods.adt import ADT, ADTConfig
+from uat.methods.cotta import Cotta, CottaConfig
 from uat.methods.dt import DT, DTConfig
 from uat.methods.gtrxl import GTrXL, GTrXLConfig
 from uat.methods.policy import Phase, Policy
+from uat.methods.tent import Tent, TentConfig
 from uat.methods.uat import UAT, UATConfig
 from uat.methods.vanilla import Vanilla, VanillaConfig
 from uat.types import Spec
 
-__all__ = ["METHODS", "Method", "Phase", "Policy"]
+__all__ = ["METHODS", "Method", "Phase", "Policy", "training_name"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,8 @@ METHODS: dict[str, Method] = {
     "gtrxl": Method(
         policy=GTrXL, config=GTrXLConfig, summary="gated Transformer-XL over observations; sees no feedback"
     ),
+    "tent": Method(policy=Tent, config=TentConfig, summary="Vanilla that lowers its entropy by its norms while acting"),
+    "cotta": Method(policy=Cotta, config=CottaConfig, summary="Vanilla that learns from its own average while acting"),
     "dt": Method(policy=DT, config=DTConfig, summary="rewards and the return so far are tokens between observations"),
     "adt": Method(
         policy=ADT, config=ADTConfig, summary="previous action and reward are concatenated to each observation"
@@ -75,3 +79,8 @@ METHODS: dict[str, Method] = {
         policy=UAT, config=UATConfig, summary="UAT without the offsets U", changes={"utility_bias": False}
     ),
 }
+
+
+def training_name(method: str) -> str:
+    """The method whose training gives this one its weights: most often itself."""
+    return METHODS[method].policy.trains_as or method

@@ -29,12 +29,8 @@ class Policy(nn.Module, ABC):
 
     sees: frozenset[str] = frozenset()
     """Feedback that may change a decision: any of "action", "reward"."""
-    parallel: ClassVar[bool] = True
-    """Whether `features` gives every step in one pass that equals streaming; adapting methods replay instead."""
-    adapts: ClassVar[bool] = False
-    """Whether weights change while acting; they live in the state, never in the module."""
     trains_as: ClassVar[str | None] = None
-    """The method whose trained weights this one starts from, if it has no training of its own."""
+    """The method whose trained weights this one starts from, if it has no training of its own; see `learner`."""
     sampled: ClassVar[bool] = False
     """Policies are judged by their arg-max."""
     revision: ClassVar[int] = 1
@@ -50,9 +46,18 @@ class Policy(nn.Module, ABC):
         super().__init__()
         self.spec, self.config = spec, config
 
+    @property
+    def learner(self) -> Policy:
+        """The policy that plays, learns and is judged in training: this one, or the one that it `trains_as`.
+
+        A learner holds the same parameters under the same names, so that one training serves every method that
+        starts from it.
+        """
+        return self
+
     @abstractmethod
     def features(self, batch: Batch) -> Tensor:
-        """h (B, T, D) at every step, knowing the past alone."""
+        """h (B, T, D) at every step, knowing the past alone; what streaming gives, also where it must be replayed."""
 
     @abstractmethod
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> Any:

@@ -29,7 +29,11 @@ class VectorEncoder(nn.Module):
         self.num_axes = num_axes
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x.flatten(-self.num_axes).to(self.linear.weight.dtype))
+        return self.linear(self.flat(x))
+
+    def flat(self, x: Tensor) -> Tensor:
+        """What the map is applied to."""
+        return x.flatten(-self.num_axes).to(self.linear.weight.dtype)
 
 
 class ZeroMap(nn.Module):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from uat.methods import Policy
-from uat.runs import Run, RunError, manifest, read_tensors, save_policy, write_tensors
+from uat.runs import Run, RunError, manifest, read_tensors, save_policy, write_atomically, write_tensors
 
 STATE = "state/train.safetensors"
 LOGS = ("metrics.jsonl", "timing.jsonl")
@@ -115,3 +115,15 @@ class Checkpoint:
     def _save_policy(self) -> None:
         file, config = self.run.file("policy.safetensors"), self.run.config
         save_policy(file, self.policy, config.method_name, weights=self.best, domain=config.domain)
+
+
+def adopt(run: Run, source: Run) -> None:
+    """Take over where another run's training stands, best weights and logs included; the policy is written on loading.
+
+    A run that has a checkpoint of its own keeps it.
+    """
+    if run.file(STATE).exists():
+        return
+    for name in LOGS:
+        run.write_rows(name, source.rows(name))
+    write_atomically(run.file(STATE), source.file(STATE).read_bytes())

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uat.config import RunConfig
+from uat.config import RunConfig, to_json
 from uat.domains import Domain, split_seed
-from uat.methods import METHODS, Phase, Policy
+from uat.methods import METHODS, Phase, Policy, training_name
 from uat.noise import derive
-from uat.runs import Run
-from uat.training.checkpoint import Checkpoint
+from uat.runs import Run, RunError, first_difference
+from uat.training.checkpoint import STATE, Checkpoint, adopt
 from uat.training.epoch import Epoch
 from uat.training.optimizing import build_optimizer
 from uat.training.playing import Player, play_all
@@ -38,12 +38,20 @@ def train(
     out: Path | str,
     *,
     resume: bool = False,
+    source: Run | Path | str | None = None,
     device: torch.device | str | None = None,
     progress: ShowProgress | None = None,
 ) -> Run:
-    """Train a policy and leave its run folder at `out`. With `resume`, go on where a run of this config stopped."""
+    """Train a policy and leave its run folder at `out`. With `resume`, go on where a run of this config stopped.
+
+    source: a run whose training is the same (TENT and CoTTA train as Vanilla); it is taken over, not done again.
+    """
     chosen = pick_device(device)
+    if source is not None:
+        source = check_source(config, source if isinstance(source, Run) else Run.open(source))
     run = Run.create(config, out, resume=resume, device=chosen)
+    if source is not None:
+        adopt(run, source)
     with seeded(derive(config.seed, "train"), chosen), precision(config.train.precision):
         Trainer(run, chosen).train(progress or (lambda label, total: Progress()))
     return run
@@ -57,22 +65,48 @@ def build_policy(config: RunConfig, domain: Domain, device: torch.device) -> Pol
     return policy.to(device=device, dtype=dtype)
 
 
+def check_source(config: RunConfig, source: Run) -> Run:
+    """The run itself, if training this config would give the same weights; else an error that says what differs."""
+    if not source.file(STATE).exists():
+        raise RunError(f"{source.path} cannot be the source of this run: it has no checkpoint")
+    said = [{"method": training_name(c.method_name), **_trained(c)} for c in (source.config, config)]
+    if difference := first_difference(to_json(said[0]), to_json(said[1]), ""):
+        raise RunError(f"{source.path} cannot be the source of this run: {difference}")
+    return source
+
+
+def _trained(config: RunConfig) -> dict[str, Any]:
+    """All that decides the weights which a config's training leaves."""
+    learner = METHODS[config.method_name].build(config.build_domain().spec, config.method).learner
+    return {
+        "domain_name": config.domain_name,
+        "seed": config.seed,
+        "domain": config.domain,
+        "train": config.train,
+        "settings": learner.config,
+    }
+
+
 class Trainer:
-    """One training: policy, worlds, checkpoint and where it stands."""
+    """One training: policy, worlds, checkpoint and where it stands.
+
+    The policy's learner plays, learns and is judged; its weights are the policy's own.
+    """
 
     def __init__(self, run: Run, device: torch.device) -> None:
         self.run, self.device, self.config = run, device, run.config
         self.domain = run.config.build_domain()
         self.policy = build_policy(run.config, self.domain, device)
-        self.checkpoint = Checkpoint(run, self.policy, build_optimizer(self.policy, run.config.train))
+        self.learner = self.policy.learner
+        self.checkpoint = Checkpoint(run, self.policy, build_optimizer(self.learner, run.config.train))
         self.standing = self.checkpoint.restore()
-        self.player = Player(self.policy, self.domain.simulator("train", device), device=device, sampled=True)
-        self.judge = Player(self.policy, self.domain.simulator("validation", device), device=device, sampled=False)
+        self.player = Player(self.learner, self.domain.simulator("train", device), device=device, sampled=True)
+        self.judge = Player(self.learner, self.domain.simulator("validation", device), device=device, sampled=False)
 
     @property
     def own_noise(self) -> bool:
         """Whether training leaves torch's generator on the device alone."""
-        return self.policy.fuse_pass() is None or getattr(self.config.method, "dropout", 0.0) == 0
+        return self.learner.fuse_pass() is None or getattr(self.config.method, "dropout", 0.0) == 0
 
     def train(self, progress: ShowProgress) -> None:
         for _ in self.turns(progress):
@@ -83,7 +117,7 @@ class Trainer:
         if self.standing.finished:
             return
         with tensorboard(self.run, after=self.standing.total) as write:
-            for index, phase in enumerate(self.policy.phases()):
+            for index, phase in enumerate(self.learner.phases()):
                 if index >= self.standing.phase:
                     self.standing.begin(index)
                     yield from self._train_phase(phase, progress, write)
@@ -91,7 +125,7 @@ class Trainer:
         self.checkpoint.save(self.standing)
 
     def epoch(self, phase: Phase) -> Epoch:
-        return Epoch(self.config, self.policy, phase, self.player, self.checkpoint)
+        return Epoch(self.config, self.learner, phase, self.player, self.checkpoint)
 
     def _train_phase(
         self, phase: Phase, progress: ShowProgress, write: Callable[[dict[str, Any]], None]

@@ -1,0 +1,98 @@
+"""What TENT and CoTTA share: a trained Vanilla whose weights move while it acts, apart in every stream.
+
+The module holds the source weights and never changes. What a stream's weights have moved by lies in the state, starts
+at zero with each episode, and depends on that stream's own past alone.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from uat.methods.policy import Policy
+from uat.methods.vanilla import Vanilla, VanillaConfig
+from uat.nn.blocks import TransformerConfig
+from uat.nn.cache import KVCache
+from uat.types import Batch, Losses, Spec, Step
+
+
+@dataclass(slots=True)
+class AdaptedState:
+    """Memory of B streams; each method adds what it moves."""
+
+    cache: KVCache
+    start_B: Tensor
+    """Position of each stream's first step in the table."""
+
+    @property
+    def position_B(self) -> Tensor:
+        return self.cache.length_B + self.start_B
+
+
+class Adapting(Policy):
+    """A policy that trains as Vanilla, and adapts while acting."""
+
+    trains_as = "vanilla"
+
+    def __init__(self, spec: Spec, config: TransformerConfig) -> None:
+        super().__init__(spec, config)
+        source = Vanilla(spec, VanillaConfig(**{f.name: getattr(config, f.name) for f in fields(VanillaConfig)}))
+        self.backbone, self.head = source.backbone, source.head
+        self._source = (source,)  # a tuple is no submodule: the weights have Vanilla's names, once
+
+    @property
+    def learner(self) -> Vanilla:
+        return self._source[0]
+
+    def loss(self, batch: Batch) -> Losses:
+        return self.learner.loss(batch)
+
+    @abstractmethod
+    def adapt(self, state: Any, step: Step) -> tuple[Tensor, Any]:
+        """h (B, D) of the answer, and the state after adapting to this step."""
+
+    def step(self, state: Any, step: Step) -> tuple[Tensor, Any]:
+        with torch.no_grad():
+            h_BD, state = self.adapt(state, step)
+            return self.head.logits(h_BD, step.allowed), state
+
+    @torch.no_grad()
+    def features(self, batch: Batch) -> Tensor:
+        """A replay: what is answered at t depends on weights that all steps before t have moved."""
+        (streams, steps), device = batch.obs.shape[:2], batch.obs.device
+        state, features = self.init_state(streams, steps, device), []
+        if batch.start is not None:
+            state.start_B.copy_(batch.start)
+        for t in range(steps):
+            step = Step(
+                obs=batch.obs[:, t],
+                prev_action=batch.prev_action[:, t],
+                prev_reward=batch.prev_reward[:, t],
+                first=torch.full((streams,), t == 0, device=device),
+                allowed=None if batch.allowed is None else batch.allowed[:, t],
+            )
+            h_BD, state = self.adapt(state, step)
+            features.append(h_BD)
+        return torch.stack(features, dim=1)
+
+
+def cross_entropy(target_BA: Tensor, logits_BA: Tensor) -> Tensor:
+    """-Σ target log softmax(logits) of each stream; a masked action, whose logit is minus infinity, adds nothing."""
+    log_pi_BA = logits_BA.log_softmax(-1).masked_fill(logits_BA.isneginf(), 0.0)
+    return -(target_BA * log_pi_BA).sum(-1)
+
+
+def entropy(logits_BA: Tensor) -> Tensor:
+    """Of the policy's distribution over actions, or of its weight vector: the same softmax."""
+    return cross_entropy(logits_BA.softmax(-1), logits_BA)
+
+
+def check_settings(config: Any, **ranges: tuple[float, float]) -> None:
+    """Refuse a setting outside its range [low, high)."""
+    for name, (low, high) in ranges.items():
+        if not low <= getattr(config, name) < high:
+            raise ValueError(f"{name}={getattr(config, name)} must lie in [{low}, {high})")

@@ -1,0 +1,179 @@
+"""The backbone's cached step under weights that differ from stream to stream: the module's, plus each stream's shift.
+
+A shift of zero gives the module's own step. Gradients flow through the present token; cached keys and values are
+constants. Since a stream brings one token, the gradient of a matrix is the outer product of the gradient at its output
+and its input: autograd is asked for the former alone, and a gradient of shape (B, O, I) is never laid down.
+Shapes: B streams, R rows of a stream (the token, then its jittered copies), I inputs and O outputs of a layer, D width,
+H heads, E head size, S cached steps, P shifted numbers of a stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from uat.nn.blocks import Block, Transformer
+from uat.nn.cache import KVCache
+from uat.nn.encoders import VectorEncoder
+
+
+class Layout:
+    """Where each shifted parameter lies among the P numbers of a stream.
+
+    Matrices lie as (I, O): a stream's few rows are multiplied faster so.
+    """
+
+    def __init__(self, backbone: Transformer, names: Iterable[str]) -> None:
+        self.shapes = {name: tuple(backbone.get_parameter(name).shape[::-1]) for name in names}
+        self.sizes = [backbone.get_parameter(name).numel() for name in self.shapes]
+
+    def zeros(self, streams: int, like: Tensor) -> Tensor:
+        """No shift: (B, P)."""
+        return like.new_zeros(streams, sum(self.sizes))
+
+    def views(self, flat_BP: Tensor) -> dict[str, Tensor]:
+        """The shift of each parameter, (B, D) or (B, I, O), in the same memory."""
+        parts = flat_BP.split(self.sizes, dim=1)
+        return {name: part.unflatten(1, self.shapes[name]) for name, part in zip(self.shapes, parts, strict=True)}
+
+
+def norm_names(backbone: Transformer) -> list[str]:
+    """Scales and offsets of every LayerNorm."""
+    norms = {name for name, module in backbone.named_modules() if isinstance(module, nn.LayerNorm)}
+    return [name for name, _ in backbone.named_parameters() if name.rpartition(".")[0] in norms]
+
+
+def layer_names(backbone: Transformer) -> list[str]:
+    """Every parameter of a layer; not the tables of positions and items, of which a token reads one row."""
+    return [name for name, _ in backbone.named_parameters() if name not in ("positions", "encoder.weight")]
+
+
+class Site(NamedTuple):
+    """A layer that was passed: y = W x + b, or a norm's y = w ⊙ x + b."""
+
+    y_BRO: Tensor
+    x_BRI: Tensor
+    outer: bool
+    """Whether the weight is a matrix."""
+
+
+class PresentAttention(torch.autograd.Function):
+    """Attention of one row over a cache that already holds the present key and value.
+
+    Forward it is torch's own, to the last bit. Backward only the query and the present key and value are given
+    gradients: the rest of the cache is constant, and is read where it lies.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, q_BH1E: Tensor, k_BHE: Tensor, v_BHE: Tensor, keys: Tensor, values: Tensor, mask: Tensor, slot: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(q_BH1E)
+        ctx.memory = keys, values, mask, slot  # not saved for backward: later layers write into the same cache
+        return F.scaled_dot_product_attention(q_BH1E, keys, values, attn_mask=mask)
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (dh_BH1E,) = outputs
+        (q_BH1E,) = ctx.saved_tensors
+        keys_BHSE, values_BHSE, mask, slot_B = ctx.memory
+        scale = q_BH1E.shape[-1] ** -0.5
+        weight_BH1S = (q_BH1E @ keys_BHSE.mT * scale).masked_fill(~mask, -torch.inf).softmax(-1)
+        at_weight = dh_BH1E @ values_BHSE.mT
+        at_logit = weight_BH1S * (at_weight - (weight_BH1S * at_weight).sum(-1, keepdim=True)) * scale
+        present = slot_B[:, None, None, None].expand(*weight_BH1S.shape[:3], 1)
+        own, own_at_logit = weight_BH1S.gather(-1, present)[:, :, 0], at_logit.gather(-1, present)[:, :, 0]
+        return at_logit @ keys_BHSE, own_at_logit * q_BH1E[:, :, 0], own * dh_BH1E[:, :, 0], None, None, None, None
+
+
+class ShiftedStep:
+    """One step of every stream. With gradients on, it remembers the layers that it passes."""
+
+    def __init__(self, backbone: Transformer, shifts: Mapping[str, Tensor]) -> None:
+        self.backbone, self.shifts = backbone, shifts
+        self.sites: dict[str, Site] = {}
+
+    def __call__(self, obs_B: Tensor, position_B: Tensor, cache: KVCache, jitter_BRD: Tensor | None = None) -> Tensor:
+        """h (B, R, D). The cache moves on by the first row, whose jitter is zero; the other rows look at it.
+
+        jitter: what is added to the embedded token, in units of its root mean square.
+        """
+        backbone, table = self.backbone, self.backbone.positions
+        x_BRD = self._encode(obs_B) + table[position_B.clamp_max(len(table) - 1)].detach()[:, None]
+        if jitter_BRD is not None:
+            x_BRD = x_BRD + jitter_BRD * x_BRD.square().mean(-1, keepdim=True).sqrt()
+        x_BRD = self._norm("norm", backbone.norm, x_BRD)
+        visible_BS = cache.visible()
+        for layer, block in enumerate(backbone.blocks):
+            assert isinstance(block, Block)
+            x_BRD = self._block(layer, block, x_BRD, cache, visible_BS)
+        cache.advance()
+        return self._norm("last_norm", backbone.last_norm, x_BRD)
+
+    def gradients(self, loss_B: Tensor) -> dict[str, tuple[Tensor, ...]]:
+        """The gradient of each stream's loss by its own shifts, as factors whose product it is; for one row."""
+        at_outputs = torch.autograd.grad(loss_B.sum(), [site.y_BRO for site in self.sites.values()])
+        found: dict[str, tuple[Tensor, ...]] = {}
+        for (name, site), at_output in zip(self.sites.items(), at_outputs, strict=True):
+            dy_BO, x_BI = at_output[:, 0], site.x_BRI.detach()[:, 0]
+            found[f"{name}.weight"] = (x_BI[:, :, None], dy_BO[:, None]) if site.outer else (x_BI, dy_BO)
+            if f"{name}.bias" in self.shifts:
+                found[f"{name}.bias"] = (dy_BO,)
+        return found
+
+    def _encode(self, obs_B: Tensor) -> Tensor:
+        encoder = self.backbone.encoder
+        if isinstance(encoder, VectorEncoder):
+            return self._linear("encoder.linear", encoder.flat(obs_B)[:, None], encoder.linear)
+        return encoder(obs_B).detach()[:, None]
+
+    def _block(self, layer: int, block: Block, x_BRD: Tensor, cache: KVCache, visible_BS: Tensor) -> Tensor:
+        name = f"blocks.{layer}"
+        normed = self._norm(f"{name}.attention_norm", block.attention_norm, x_BRD)
+        x_BRD = x_BRD + self._attend(layer, block, normed, cache, visible_BS)
+        hidden = self._linear(f"{name}.ff.0", self._norm(f"{name}.ff_norm", block.ff_norm, x_BRD), block.ff[0])
+        return x_BRD + self._linear(f"{name}.ff.2", hidden.relu(), block.ff[2])
+
+    def _attend(self, layer: int, block: Block, x_BRD: Tensor, cache: KVCache, visible_BS: Tensor) -> Tensor:
+        name, attention = f"blocks.{layer}.attention", block.attention
+        qkv = self._linear(f"{name}.project", x_BRD, attention.project)
+        q, k, v = (y.unflatten(-1, (attention.num_heads, -1)) for y in qkv.chunk(3, dim=-1))  # (B, R, H, E)
+        keys_BHSE, values_BHSE = cache.write(layer, k[:, 0].detach(), v[:, 0].detach())
+        q_BHRE, mask = q.transpose(1, 2), visible_BS[:, None, None].expand(-1, -1, q.shape[1], -1)
+        if torch.is_grad_enabled():
+            slot_B = cache.length_B.clone()  # kept for backward, and the cache moves on in place
+            h_BHRE = PresentAttention.apply(q_BHRE, k[:, 0], v[:, 0], keys_BHSE, values_BHSE, mask, slot_B)
+        else:
+            h_BHRE = F.scaled_dot_product_attention(q_BHRE, keys_BHSE, values_BHSE, attn_mask=mask)
+        return self._linear(f"{name}.out", h_BHRE.transpose(1, 2).flatten(-2), attention.out)
+
+    def _norm(self, name: str, norm: nn.LayerNorm, x_BRD: Tensor) -> Tensor:
+        shape = norm.normalized_shape
+        y_BRD = F.layer_norm(x_BRD, shape, norm.weight.detach(), norm.bias.detach(), norm.eps)
+        if f"{name}.weight" not in self.shifts:
+            return y_BRD
+        unit_BRD = F.layer_norm(x_BRD, shape, eps=norm.eps)
+        scale_B1D, offset_B1D = (self.shifts[f"{name}.{part}"][:, None] for part in ("weight", "bias"))
+        return self._pass(name, Site(y_BRD + unit_BRD * scale_B1D + offset_B1D, unit_BRD, outer=False))
+
+    def _linear(self, name: str, x_BRI: Tensor, layer: nn.Module) -> Tensor:
+        weight, bias = layer.get_parameter("weight"), getattr(layer, "bias", None)
+        flat = x_BRI.flatten(0, 1)  # the very product of the module's own step, to the last bit
+        y_BRO = F.linear(flat, weight.detach(), None if bias is None else bias.detach()).unflatten(0, x_BRI.shape[:2])
+        if f"{name}.weight" not in self.shifts:
+            return y_BRO
+        y_BRO = torch.baddbmm(y_BRO, x_BRI, self.shifts[f"{name}.weight"])
+        if bias is not None:
+            y_BRO = y_BRO + self.shifts[f"{name}.bias"][:, None]
+        return self._pass(name, Site(y_BRO, x_BRI, outer=True))
+
+    def _pass(self, name: str, site: Site) -> Tensor:
+        if torch.is_grad_enabled():
+            if not site.y_BRO.requires_grad:  # the first shifted layer: nothing before it is asked for
+                site.y_BRO.requires_grad_()
+            self.sites[name] = site
+        return site.y_BRO

@@ -1,0 +1,259 @@
+"""What every adapting method must hold: streams apart, restarts that restore, training that is its source's, speed."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.builders import SPECS, build, build_random, moments, random_batch, stream
+from uat.cli import main
+from uat.config import RunConfig, override
+from uat.evaluation import evaluate
+from uat.methods import METHODS, Policy
+from uat.recipes import recipe
+from uat.runs import Run, RunError, load_policy
+from uat.serving import Session
+from uat.training import train
+from uat.training.playing import Player
+from uat.training.progress import Progress
+from uat.training.surroundings import threads
+from uat.types import Spec, Step, Trajectory
+
+ADAPTING = [name for name, method in METHODS.items() if method.policy.trains_as is not None]
+every_method = pytest.mark.parametrize("method", ADAPTING)
+every_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+VECTORS = SPECS["vector-discrete"]
+CPU = torch.device("cpu")
+
+
+def lively(method: str, spec: Spec) -> Policy:
+    """Moves far in few steps."""
+    known = {item.name for item in dataclasses.fields(METHODS[method].config)}
+    settings: dict[str, Any] = {"adaptation_rate": 0.1, "certainty": 2.0, "teacher_decay": 0.5}
+    return build_random(method, spec, **{name: value for name, value in settings.items() if name in known})
+
+
+# ---------------------------------------------------------------- against the source
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@every_spec
+@every_method
+def test_rate_zero_is_vanilla(method: str, spec: Spec, dtype: torch.dtype) -> None:
+    """TENT to the last bit; CoTTA multiplies several rows at once, which may round otherwise."""
+    policy = build_random(method, spec, dtype=dtype, adaptation_rate=0.0)
+    for streams in (1, 5, 64):
+        batch = random_batch(spec, episodes=streams)
+        found, expected = stream(policy, batch), stream(policy.learner, batch)
+        if method == "tent":
+            assert torch.equal(found, expected)
+        else:
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-12 if dtype == torch.float64 else 1e-5)
+
+
+@every_spec
+@every_method
+def test_acting_adapts(method: str, spec: Spec) -> None:
+    policy, batch = lively(method, spec), random_batch(spec, whole=True, masked=False)
+    found, still = stream(policy, batch), stream(policy.learner, batch)
+    torch.testing.assert_close(found[:, 0], still[:, 0], rtol=0, atol=1e-12)  # the first step meets the source weights
+    assert ((found - still)[:, 1:].abs().amax(-1) > 1e-4).all()
+
+
+# ---------------------------------------------------------------- streams
+
+
+@every_spec
+@every_method
+def test_restart_restores_the_source(method: str, spec: Spec) -> None:
+    """Stream 1 begins anew in mid-episode, with the observations of the start; the others go on."""
+    policy, batch = lively(method, spec), random_batch(spec, whole=True)
+    steps = list(moments(batch))
+    unbroken, state, found = stream(policy, batch), policy.init_state(3, 7, "cpu"), []
+    for t, step in enumerate(steps):
+        if t >= 3:
+            mixed = {}
+            for name in ("obs", "prev_action", "prev_reward", "allowed"):
+                value = getattr(step, name)
+                mixed[name] = None if value is None else value.clone()
+                if value is not None:
+                    mixed[name][1] = getattr(steps[t - 3], name)[1]
+            step = Step(first=torch.tensor([False, t == 3, False]), **mixed)
+        logits, state = policy.step(state, step)
+        found.append(logits)
+    found_BTA = torch.stack(found, dim=1)
+    assert torch.equal(found_BTA[[0, 2]], unbroken[[0, 2]])
+    assert torch.equal(found_BTA[1, 3:], unbroken[1, :4])
+
+
+@every_spec
+@every_method
+def test_other_streams_change_nothing(method: str, spec: Spec) -> None:
+    """A stream answers the same alone, in any company and at any place."""
+    policy, batch = lively(method, spec), random_batch(spec, episodes=6)
+    together = stream(policy, batch)
+    for b in range(6):
+        alone = stream(policy, batch.map(lambda x, b=b: x[b : b + 1]))
+        torch.testing.assert_close(alone[0], together[b], rtol=0, atol=1e-10)
+    order = torch.tensor([4, 2, 0, 5, 1, 3])
+    shuffled = stream(policy, batch.map(lambda x: x[order]))
+    torch.testing.assert_close(shuffled, together[order], rtol=0, atol=1e-10)
+
+
+@every_method
+def test_numbers_stay_finite_where_one_action_is_allowed(method: str) -> None:
+    policy, batch = lively(method, VECTORS), random_batch(VECTORS, masked=True)
+    assert batch.allowed is not None
+    batch.allowed[..., 1:] = False
+    state = policy.init_state(3, 7, "cpu")
+    for step in moments(batch):
+        logits, state = policy.step(state, step)
+        assert logits[:, 0].isfinite().all()
+    for item in dataclasses.fields(state):
+        value = getattr(state, item.name)
+        assert not isinstance(value, Tensor) or value.isfinite().all(), item.name
+
+
+@every_method
+def test_a_session_adapts_as_the_policy_does(method: str) -> None:
+    policy, batch = lively(method, VECTORS), random_batch(VECTORS, whole=True)
+    session = Session(policy, streams=3)
+    answers = torch.stack([session.act(batch.obs[:, t].float()) for t in range(7)], dim=1)
+    assert torch.equal(answers, stream(policy, batch).argmax(-1))
+    assert session.path == "cached"
+
+
+# ---------------------------------------------------------------- training
+
+
+def tiny(method: str, **changes: Any) -> RunConfig:
+    small = {"domain.horizon": 6, "train.batch_size": 4, "train.validation_episodes": 4, "method.dropout": 0.2}
+    changes = {name.replace("__", "."): value for name, value in changes.items()}
+    return override(recipe("darkroom", method, "smoke", seed=3), {**small, **changes})
+
+
+def numbers(run: Run) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+    return run.rows("metrics.jsonl"), load_policy(run.path).state_dict()
+
+
+@every_method
+def test_training_and_adopting_give_the_sources_numbers(method: str, tmp_path: Path) -> None:
+    source = train(tiny("vanilla"), tmp_path / "vanilla", device="cpu")
+    trained = train(tiny(method), tmp_path / "trained", device="cpu")
+    adopted = train(tiny(method), tmp_path / "adopted", source=source, device="cpu")
+    rows, weights = numbers(source)
+    for run in (trained, adopted):
+        assert type(load_policy(run.path)) is METHODS[method].policy
+        assert numbers(run)[0] == rows
+        assert all(torch.equal(value, weights[name]) for name, value in numbers(run)[1].items())
+    scores = [evaluate(run, references=False, device="cpu").scores for run in (trained, adopted)]
+    assert scores[0] == scores[1]
+    assert scores[0][0].method == method
+
+
+class StopsAtTwo(Progress):
+    def update(self, epoch: int, note: str = "") -> None:
+        if epoch == 2:
+            raise KeyboardInterrupt
+
+
+@every_method
+def test_a_source_that_was_not_finished_is_trained_on(method: str, tmp_path: Path) -> None:
+    whole = train(tiny(method), tmp_path / "whole", device="cpu")
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny("vanilla"), tmp_path / "half", device="cpu", progress=lambda label, total: StopsAtTwo())
+    adopted = train(tiny(method), tmp_path / "adopted", source=tmp_path / "half", device="cpu")
+    assert len(Run.open(tmp_path / "half").rows("metrics.jsonl")) == 2
+    assert numbers(adopted)[0] == numbers(whole)[0]
+
+
+@every_method
+def test_the_command_line_takes_a_source(method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(name: str, *more: str) -> None:
+        main(["train", "darkroom", "--method", name, "--preset", "smoke", "--out", str(tmp_path / name), *more])
+
+    run("vanilla", "--device", "cpu")
+    run(method, "--device", "cpu", "--source", str(tmp_path / "vanilla"))
+    assert numbers(Run.open(tmp_path / method))[0] == numbers(Run.open(tmp_path / "vanilla"))[0]
+
+
+@every_method
+def test_a_source_without_a_checkpoint_is_refused(method: str, tmp_path: Path) -> None:
+    empty = Run.create(tiny("vanilla"), tmp_path / "vanilla")
+    with pytest.raises(RunError, match="it has no checkpoint"):
+        train(tiny(method), tmp_path / "other", source=empty, device="cpu")
+    assert not (tmp_path / "other").exists()
+
+
+@every_method
+def test_a_source_that_trained_otherwise_is_refused(method: str, tmp_path: Path) -> None:
+    source = train(tiny("vanilla", train__epochs=1), tmp_path / "vanilla", device="cpu")
+    for changes, said in (
+        ({}, r"its train.epochs is 1, expected 4"),
+        ({"train__epochs": 1, "method__d_ff": 8}, r"its settings.d_ff is 32, expected 8"),
+        ({"train__epochs": 1, "domain__size": 7}, r"its domain.size is 10, expected 7"),
+        ({"train__epochs": 1, "seed": 4}, r"its seed is 3, expected 4"),
+    ):
+        with pytest.raises(RunError, match=said):
+            train(tiny(method, **changes), tmp_path / "other", source=source, device="cpu")
+        assert not (tmp_path / "other").exists()
+    with pytest.raises(RunError, match="its method is vanilla, expected uat"):
+        train(tiny("uat", train__epochs=1), tmp_path / "other", source=source, device="cpu")
+
+
+# ---------------------------------------------------------------- evaluation
+
+
+def play(policy: Policy, ids: Tensor, config: RunConfig, device: torch.device = CPU) -> Trajectory:
+    simulator = config.build_domain().simulator("test", device)
+    return Player(policy, simulator, device=device, sampled=False).play(ids, 0)
+
+
+@every_method
+def test_episodes_score_the_same_in_any_order_and_company(method: str) -> None:
+    config = tiny(method, domain__horizon=20)
+    policy = build(method, config.build_domain().spec, dtype=torch.float32, adaptation_rate=0.02)
+    ids = torch.randperm(48, generator=torch.Generator().manual_seed(0))
+    at_once, parts = play(policy, torch.arange(48), config), [play(policy, part, config) for part in ids.split(16)]
+    for name in ("action", "reward", "obs"):
+        assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(at_once, name)[ids]), name
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@every_method
+def test_a_captured_rollout_equals_the_plain_one(method: str) -> None:
+    config, cuda = tiny(method, domain__horizon=20), torch.device("cuda")
+    policy = build(method, config.build_domain().spec, adaptation_rate=0.02)
+    plain = play(policy, torch.arange(64), config)
+    player = Player(policy.to(cuda), config.build_domain().simulator("test", cuda), device=cuda, sampled=False)
+    for _ in range(2):
+        captured = player.play(torch.arange(64), 0)
+        assert torch.equal(captured.action.cpu(), plain.action)
+
+
+@pytest.mark.slow
+@every_method
+def test_evaluation_takes_at_most_twenty_times_vanillas_time(method: str) -> None:
+    """64 episodes at the published size, one thread, in processor time: other work on the machine counts little."""
+
+    def seconds(name: str) -> float:
+        config = recipe("darkroom", name, "paper")
+        domain = config.build_domain()
+        policy = METHODS[name].build(domain.spec, config.method).eval()
+        player, found = Player(policy, domain.simulator("test", CPU), device=CPU, sampled=False), []
+        for _ in range(4):
+            start = time.process_time()
+            player.play(torch.arange(64), 0)
+            found.append(time.process_time() - start)
+        return min(found)
+
+    with threads(1):
+        ratio = seconds(method) / seconds("vanilla")
+    assert ratio < 20, f"{method} takes {ratio:.1f} times as long"
