@@ -19,10 +19,9 @@ import triton
 import triton.language as tl
 
 from tests.builders import randomise
-from uat.methods.uat import UAT, UATConfig
-from uat.methods.vanilla import Vanilla, VanillaConfig
+from uat.methods import METHODS
+from uat.methods.policy import TransformerPolicy
 from uat.nn.kernels.triton_parts import dropped
-from uat.nn.kernels.triton_train import fused_features
 from uat.types import Batch, Discrete, Spec, Vector
 
 DEVICE = "cuda" if CUDA else "cpu"
@@ -30,10 +29,13 @@ SMALL = {"d_model": 32, "num_heads": 2, "num_layers": 2, "d_ff": 64, "dropout": 
 FULL = {"d_model": 64, "num_heads": 4, "num_layers": 3, "d_ff": 128, "dropout": 0.0}
 
 
-def build(kind: type[UAT] | type[Vanilla], sizes: dict[str, float], horizon: int) -> UAT | Vanilla:
-    config = UATConfig if kind is UAT else VanillaConfig
+FUSED = [name for name, m in METHODS.items() if issubclass(m.policy, TransformerPolicy)]
+
+
+def build(method: str, sizes: dict[str, Any], horizon: int) -> TransformerPolicy:
     spec = Spec(obs=Vector(5), action=Discrete(4), horizon=horizon)
-    policy = kind(spec, config(**sizes))  # pyright: ignore[reportArgumentType, reportCallIssue]
+    policy = METHODS[method].build(spec, METHODS[method].configure(**sizes))
+    assert isinstance(policy, TransformerPolicy)
     return randomise(policy, 1).float().to(DEVICE).train()
 
 
@@ -48,19 +50,18 @@ def some_batch(episodes: int, steps: int) -> Batch:
     ).to(DEVICE)
 
 
-def passes(policy: UAT | Vanilla, batch: Batch) -> list[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
-    """Features and gradients of a sum of squares: slow, then fused."""
-    utility, found = policy.utility if isinstance(policy, UAT) else None, []
-    for run in (policy.features, lambda b: fused_features(policy.backbone, utility, b)):
+def passes(policy: TransformerPolicy, batch: Batch) -> list[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+    """Features and gradients of a loss: slow, then fused."""
+    found = []
+    for policy.fused_pass in (False, True):
         policy.zero_grad()
-        h_BTD = run(batch)
-        loss = policy.head.nll(h_BTD, batch.target).sum() + h_BTD.square().sum()
-        loss.backward()
+        h_BTD = policy.features(batch)
+        (policy.head.nll(h_BTD, batch.target).sum() + h_BTD.square().sum()).backward()
         found.append((h_BTD.detach(), {n: p.grad for n, p in policy.named_parameters() if p.grad is not None}))
     return found
 
 
-def check(policy: UAT | Vanilla, batch: Batch, tolerance: float) -> None:
+def check(policy: TransformerPolicy, batch: Batch, tolerance: float) -> None:
     (slow, slow_grads), (fast, fast_grads) = passes(policy, batch)
     assert (slow - fast).abs().max() < tolerance * slow.abs().max()
     assert slow_grads.keys() == fast_grads.keys()
@@ -68,45 +69,46 @@ def check(policy: UAT | Vanilla, batch: Batch, tolerance: float) -> None:
         assert (grad - fast_grads[name]).abs().max() < tolerance * grad.abs().max().clamp_min(1e-3), name
 
 
-@pytest.mark.parametrize("kind", [UAT, Vanilla])
-@pytest.mark.parametrize(("episodes", "steps"), [(1, 1), (3, 17)])
-def test_the_fused_pass_gives_outputs_and_gradients_of_the_slow_one(
-    kind: type[UAT] | type[Vanilla], episodes: int, steps: int
-) -> None:
-    check(build(kind, SMALL, 20), some_batch(episodes, steps), 1e-4)
+@pytest.mark.parametrize(
+    ("method", "episodes", "steps"),
+    [("uat", 1, 1), ("uat", 3, 17), ("vanilla", 1, 1), ("vanilla", 3, 17), *((m, 2, 5) for m in FUSED)],
+)
+def test_the_fused_pass_gives_outputs_and_gradients_of_the_slow_one(method: str, episodes: int, steps: int) -> None:
+    check(build(method, SMALL, 20), some_batch(episodes, steps), 1e-4)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
-@pytest.mark.parametrize("kind", [UAT, Vanilla])
-@pytest.mark.parametrize(("episodes", "steps"), [(256, 60), (63, 100), (257, 7)])
-def test_the_same_at_full_size(kind: type[UAT] | type[Vanilla], episodes: int, steps: int) -> None:
-    check(build(kind, FULL, 100), some_batch(episodes, steps), 1e-3)
+@pytest.mark.parametrize(
+    ("method", "episodes", "steps"),
+    [*((m, 256, 60) for m in FUSED), ("uat", 63, 100), ("vanilla", 63, 100), ("uat", 257, 7)],
+)
+def test_the_same_at_full_size(method: str, episodes: int, steps: int) -> None:
+    check(build(method, FULL, 100), some_batch(episodes, steps), 1e-3)
 
 
 def test_what_is_dropped_depends_on_the_seed_alone() -> None:
-    policy, batch = build(UAT, {**SMALL, "dropout": 0.3}, 20), some_batch(2, 9)
+    policy, batch = build("uat", {**SMALL, "dropout": 0.3}, 20), some_batch(2, 9)
+    policy.fused_pass = True
 
     def features(seed: int) -> torch.Tensor:
         policy.reseed(seed)
-        return fused_features(policy.backbone, policy.utility, batch).detach()
+        return policy.features(batch).detach()
 
-    assert isinstance(policy, UAT)
     assert torch.equal(features(5), features(5))
     assert not torch.equal(features(5), features(6))
     policy.eval()
-    assert (features(5) - policy.features(batch)).abs().max() < 1e-4
+    assert torch.equal(features(5), features(6))
 
 
 def test_gradients_with_dropout_are_those_of_what_was_computed() -> None:
     """Along a random direction the loss rises as its gradient says; the same seed drops the same."""
-    policy, batch = build(UAT, {**SMALL, "dropout": 0.3, "num_layers": 1}, 20), some_batch(2, 5)
-    assert isinstance(policy, UAT)
-    utility = policy.utility
+    policy, batch = build("uat", {**SMALL, "dropout": 0.3, "num_layers": 1}, 20), some_batch(2, 5)
+    policy.fused_pass = True
     policy.reseed(3)
 
     def loss() -> torch.Tensor:
-        h_BTD = fused_features(policy.backbone, utility, batch)
+        h_BTD = policy.features(batch)
         return (h_BTD * torch.linspace(-1, 1, h_BTD.numel(), device=DEVICE).view_as(h_BTD)).sum()
 
     loss().backward()

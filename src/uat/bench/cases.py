@@ -21,6 +21,7 @@ from uat.bench.timing import Call
 from uat.config import RunConfig, override
 from uat.domains import split_seed
 from uat.methods import Policy
+from uat.methods.policy import TransformerPolicy
 from uat.recipes import recipe
 from uat.runs import Run
 from uat.training.trainer import Trainer
@@ -65,8 +66,11 @@ def settings(method: str, sizes: Sizes, precision: str) -> RunConfig:
 
 def set_path(policy: Policy, path: str) -> str | None:
     """Let the policy's step take this path; why it cannot, if so."""
-    policy.fused = False
-    return policy.fuse() if path == "fast" else None
+    if path == "fast":
+        return policy.fuse()
+    if getattr(policy, "fused", False):
+        cast(Any, policy).fused = False
+    return None
 
 
 class Training:
@@ -80,7 +84,8 @@ class Training:
         self.reason = set_path(self.policy, path)
         """Why this path cannot be taken; None if it can."""
         self._epoch = trainer.epoch(self.policy.phases()[0])
-        self.policy.fused_pass = self.policy.fused_pass and path == "fast"
+        if path != "fast" and isinstance(self.policy, TransformerPolicy):
+            self.policy.fused_pass = False
         if path != "fast" and hasattr(self.player.simulator, "fused"):
             cast(Any, self.player.simulator).fused = False
         self._ids, self._seed = torch.arange(config.train.batch_size), split_seed("train", config.seed)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from uat.methods.policy import Policy
+from uat.methods.policy import TransformerPolicy
 from uat.nn.blocks import Trace, Transformer, TransformerConfig
 from uat.nn.cache import KVCache
 from uat.nn.encoders import VectorEncoder, build_action_encoder
@@ -33,7 +33,7 @@ class ADTConfig(TransformerConfig):
     """The shared backbone, and nothing else."""
 
 
-class ADT(Policy):
+class ADT(TransformerPolicy):
     sees = frozenset({"action", "reward"})
     config: ADTConfig
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from uat.methods.policy import Policy
+from uat.methods.policy import TransformerPolicy
 from uat.nn.blocks import Trace, Transformer, TransformerConfig
 from uat.nn.cache import KVCache
 from uat.nn.encoders import build_action_encoder
@@ -56,7 +56,7 @@ class DTState:
     """What each stream has been told to have earned so far."""
 
 
-class DT(Policy):
+class DT(TransformerPolicy):
     config: DTConfig
 
     def __init__(self, spec: Spec, config: DTConfig) -> None:

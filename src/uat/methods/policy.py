@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from uat.acting import choose
-from uat.nn.blocks import Trace
+from uat.nn import kernels
+from uat.nn.blocks import Trace, Transformer
 from uat.nn.heads import Head
+from uat.nn.utility import UtilityGates
 from uat.types import Batch, Losses, Spec, Step, masked_sum
 
 
@@ -37,10 +39,6 @@ class Policy(nn.Module, ABC):
     """Raised when the same config starts to mean another function: old runs are then other runs."""
 
     head: Head
-    fused: bool = False
-    """Whether `step` takes the fused path; see `fuse`."""
-    fused_pass: bool = False
-    """Whether `features` takes the fused path in training; see `fuse_pass`."""
 
     def __init__(self, spec: Spec, config: Any) -> None:
         super().__init__()
@@ -105,3 +103,43 @@ class Policy(nn.Module, ABC):
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """Parameters by learning rate: "base", and "utility" where a method has a faster part."""
         return {"base": list(self.parameters())}
+
+
+class TransformerPolicy(Policy):
+    """A policy on the shared backbone: on CUDA it may take the fused step and the fused pass."""
+
+    backbone: Transformer
+    tokens_per_step: int = 1
+
+    @property
+    def gates(self) -> UtilityGates | None:
+        """What turns feedback into gates, where the method has it."""
+        return None
+
+    @property
+    def fused(self) -> bool:
+        """Whether `step` takes the fused path; see `fuse`. A memory serves the path on which it was opened."""
+        return self.backbone.fused
+
+    @fused.setter
+    def fused(self, value: bool) -> None:
+        self.backbone.fused = value
+
+    @property
+    def fused_pass(self) -> bool:
+        """Whether `features` takes the fused path in training; see `fuse_pass`."""
+        return self.backbone.fused_pass
+
+    @fused_pass.setter
+    def fused_pass(self, value: bool) -> None:
+        self.backbone.fused_pass = value
+
+    def fuse(self) -> str | None:
+        reason = kernels.unfit(self.backbone, self.gates)
+        self.fused = reason is None
+        return reason
+
+    def fuse_pass(self) -> str | None:
+        reason = kernels.unfit_pass(self.backbone, self.gates, self.tokens_per_step * self.spec.horizon)
+        self.fused_pass = reason is None
+        return reason

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from uat.acting import choose
-from uat.methods.policy import Policy
+from uat.methods.policy import TransformerPolicy
 from uat.nn import kernels
 from uat.nn.blocks import Trace, Transformer, TransformerConfig
 from uat.nn.cache import KVCache
@@ -69,7 +69,7 @@ class UATState:
     ubar_BU: Tensor
 
 
-class UAT(Policy):
+class UAT(TransformerPolicy):
     sees = frozenset({"action", "reward"})
     config: UATConfig
 
@@ -98,6 +98,10 @@ class UAT(Policy):
         )
         self.head = build_head(spec, c.d_model)
 
+    @property
+    def gates(self) -> UtilityGates:
+        return self.utility
+
     def features(self, batch: Batch) -> Tensor:
         if self.fused_pass and self.training:
             return kernels.fused_features(self.backbone, self.utility, batch)
@@ -105,11 +109,11 @@ class UAT(Policy):
         return self.backbone(batch.obs, gates, start_B=batch.start)
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> UATState:
-        cache = self.backbone.init_cache(streams, capacity, packed=self.fused)
+        cache = self.backbone.init_cache(streams, capacity, utility=self.utility)
         return UATState(cache, ubar_BU=cache.kv_L2BHSE.new_zeros(streams, self.config.d_utility))
 
     def step(self, state: UATState, step: Step) -> tuple[Tensor, UATState]:
-        if self.fused and state.cache.layers is not None:
+        if self.fused and state.cache.packed is not None:
             return self._fused(state, step)[0], state
         ubar_BU = state.ubar_BU.masked_fill(step.first[:, None], 0.0)
         gates, ubar_BU = self.utility.step(ubar_BU, step.prev_action, step.prev_reward)
@@ -117,23 +121,13 @@ class UAT(Policy):
         return self.head.logits(h_BD, step.allowed), UATState(state.cache, ubar_BU)
 
     def decide(self, state: UATState, step: Step, gumbel_BA: Tensor | None = None) -> tuple[Tensor, UATState]:
-        if self.fused and state.cache.layers is not None:
+        if self.fused and state.cache.packed is not None:
             logits_BA, choice_B = self._fused(state, step, gumbel_BA)
             return choose(logits_BA, self.spec, gumbel_BA) if choice_B is None else choice_B, state
         return super().decide(state, step, gumbel_BA)
 
     def _fused(self, state: UATState, step: Step, gumbel_BA: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         return kernels.fused_step(self.backbone, self.utility, self.head, step, state.cache, state.ubar_BU, gumbel_BA)
-
-    def fuse(self) -> str | None:
-        reason = kernels.unfit(self.backbone, self.utility)
-        self.fused = reason is None
-        return reason
-
-    def fuse_pass(self) -> str | None:
-        reason = kernels.unfit_pass(self.backbone, self.utility, self.spec.horizon)
-        self.fused_pass = reason is None
-        return reason
 
     def trace(self, batch: Batch) -> Trace:
         return self.backbone.trace(batch.obs, self.utility(batch.prev_action, batch.prev_reward))

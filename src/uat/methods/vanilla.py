@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from uat.acting import choose
-from uat.methods.policy import Policy
+from uat.methods.policy import TransformerPolicy
 from uat.nn import kernels
 from uat.nn.blocks import Trace, Transformer, TransformerConfig
 from uat.nn.cache import KVCache
@@ -26,7 +26,7 @@ class VanillaConfig(TransformerConfig):
     """The shared backbone, and nothing else."""
 
 
-class Vanilla(Policy):
+class Vanilla(TransformerPolicy):
     config: VanillaConfig
 
     def __init__(self, spec: Spec, config: VanillaConfig) -> None:
@@ -40,28 +40,18 @@ class Vanilla(Policy):
         return self.backbone(batch.obs, start_B=batch.start)
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> KVCache:
-        return self.backbone.init_cache(streams, capacity, packed=self.fused)
+        return self.backbone.init_cache(streams, capacity)
 
     def step(self, state: KVCache, step: Step) -> tuple[Tensor, KVCache]:
-        if self.fused and state.layers is not None:
+        if self.fused and state.packed is not None:
             return kernels.fused_step(self.backbone, None, self.head, step, state)[0], state
         return self.head.logits(self.backbone.step(step.obs, step.first, state), step.allowed), state
 
     def decide(self, state: KVCache, step: Step, gumbel_BA: Tensor | None = None) -> tuple[Tensor, KVCache]:
-        if self.fused and state.layers is not None:
+        if self.fused and state.packed is not None:
             logits_BA, choice_B = kernels.fused_step(self.backbone, None, self.head, step, state, gumbel_BA=gumbel_BA)
             return choose(logits_BA, self.spec, gumbel_BA) if choice_B is None else choice_B, state
         return super().decide(state, step, gumbel_BA)
-
-    def fuse(self) -> str | None:
-        reason = kernels.unfit(self.backbone, None)
-        self.fused = reason is None
-        return reason
-
-    def fuse_pass(self) -> str | None:
-        reason = kernels.unfit_pass(self.backbone, None, self.spec.horizon)
-        self.fused_pass = reason is None
-        return reason
 
     def trace(self, batch: Batch) -> Trace:
         return self.backbone.trace(batch.obs)

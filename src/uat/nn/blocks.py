@@ -16,7 +16,7 @@ from uat.nn import kernels
 from uat.nn.attention import Attention
 from uat.nn.cache import KVCache
 from uat.nn.encoders import build_observation_encoder
-from uat.nn.utility import Channels, Gates
+from uat.nn.utility import Channels, Gates, UtilityGates
 from uat.types import Spec, check_choices
 
 
@@ -113,6 +113,10 @@ class Transformer(nn.Module):
         """Decides what the fused pass drops; the slow one asks torch's generator."""
 
     dropout_seed: Tensor
+    fused: bool = False
+    """Whether a step takes the fused path; its memory must have been opened after this was set."""
+    fused_pass: bool = False
+    """Whether a pass over episodes takes the fused path in training."""
 
     def forward(self, obs_BT: Tensor, gates: Gates | None = None, start_B: Tensor | None = None) -> Tensor:
         """All steps at once: h (B, T, D)."""
@@ -165,12 +169,16 @@ class Transformer(nn.Module):
 
     def attend(self, x_BTD: Tensor, gates: Gates | None = None) -> Tensor:
         """Tokens through all blocks: h (B, T, D)."""
+        if self.fused_pass and self.training and gates is None:
+            return kernels.fused_attend(self, x_BTD)
         for block, rho_BTD, g_BTD in self._layers(gates):
             x_BTD = block(x_BTD, rho_BTD, g_BTD)
         return self.last_norm(x_BTD)
 
     def attend_step(self, x_BD: Tensor, cache: KVCache, gates: Gates | None = None) -> Tensor:
         """One token of every stream through all blocks: h (B, D). The cache moves on by one slot."""
+        if self.fused and cache.packed is not None and gates is None:
+            return kernels.fused_token(self, x_BD, cache)
         visible_BS = cache.visible()
         for layer, (block, rho_BD, g_BD) in enumerate(self._layers(gates)):
             x_BD = block.step(x_BD, rho_BD, g_BD, cache, layer, visible_BS)
@@ -184,8 +192,10 @@ class Transformer(nn.Module):
             x_BTD = block(x_BTD, rho_BTD, g_BTD)
         return Trace(attention_LBHTT=torch.stack(maps), gates=gates)
 
-    def init_cache(self, streams: int, capacity: int, *, tokens_per_step: int = 1, packed: bool = False) -> KVCache:
-        """Room for so many steps in every stream; `packed` if a fused step will read it."""
+    def init_cache(
+        self, streams: int, capacity: int, *, tokens_per_step: int = 1, utility: UtilityGates | None = None
+    ) -> KVCache:
+        """Room for so many steps in every stream, and the weights of now where the step is fused."""
         self.check_range(capacity)
         c = self.config
         cache = KVCache.empty(
@@ -196,7 +206,7 @@ class Transformer(nn.Module):
             d_head=c.d_model // c.num_heads,
             like=self.positions,
         )
-        cache.layers = kernels.pack(self) if packed else None
+        cache.packed = kernels.pack(self, utility) if self.fused else None
         return cache
 
     def _layers(self, gates: Gates | None) -> Iterator[tuple[Block, Tensor | None, Tensor | None]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -44,11 +44,18 @@ def fused_features(backbone: Transformer, utility: UtilityGates | None, batch: B
     return fused(backbone, utility, batch)
 
 
-def pack(backbone: Transformer) -> Tensor:
-    """The weights of all layers as the fused step reads them."""
+def fused_attend(backbone: Transformer, x_BTD: Tensor) -> Tensor:
+    """h (B, T, D) of tokens with fast gradients, by Triton."""
+    from uat.nn.kernels.triton_train import fused_attend as fused
+
+    return fused(backbone, x_BTD)
+
+
+def pack(backbone: Transformer, utility: UtilityGates | None) -> Any:
+    """The weights as the fused step reads them."""
     from uat.nn.kernels.triton_step import pack as side_by_side
 
-    return side_by_side(backbone)
+    return side_by_side(backbone, utility)
 
 
 def fused_step(
@@ -64,3 +71,10 @@ def fused_step(
     from uat.nn.kernels.triton_step import fused_step as fused
 
     return fused(backbone, utility, head, step, cache, ubar_BU, gumbel_BA)
+
+
+def fused_token(backbone: Transformer, x_BD: Tensor, cache: KVCache) -> Tensor:
+    """h (B, D) of one token of every stream, by Triton."""
+    from uat.nn.kernels.triton_step import fused_token as fused
+
+    return fused(backbone, x_BD, cache)

@@ -37,6 +37,7 @@ from uat.nn.kernels.triton_parts import (
     times_loaded,
 )
 from uat.nn.kernels.triton_step import products
+from uat.nn.kernels.whole import projections
 
 ROWS, WARPS = 64, 4
 """Rows that a program serves, and its warps."""
@@ -55,7 +56,7 @@ def fused_block(
     """The block's output for x (B * T, D); gates likewise, or None. shape: (B, T)."""
     a, (ff1, _, ff2) = block.attention, block.ff
     weights = (
-        block.attention_norm.weight, block.attention_norm.bias, a.project.weight, a.project.bias_3HEE,
+        block.attention_norm.weight, block.attention_norm.bias, *projections(a.project),
         a.out.weight, a.out.bias, block.ff_norm.weight, block.ff_norm.bias, ff1.weight, ff1.bias, ff2.weight, ff2.bias,
     )  # fmt: skip
     drop = a.dropout if block.training else 0.0
@@ -132,7 +133,7 @@ def _attention(shape: tuple[int, int], d: int, heads: int, drop: float, precisio
     size = d // heads
     room = max(16, triton.next_power_of_2(shape[1]))
     sizes = {"D": d, "H": heads, "E": size, "ROOM": room, "SCALE": size**-0.5}
-    return {**sizes, "DROP": drop, "PRECISION": precision}
+    return {**sizes, "DROP": drop, "PRECISION": precision, "num_warps": 4 if room <= 64 else 8}
 
 
 def _project_gradients(

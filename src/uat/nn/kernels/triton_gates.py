@@ -16,27 +16,31 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from uat.nn.encoders import IdEmbedding
 from uat.nn.kernels.triton_parts import room, tanh, times, times_loaded, times_some
 from uat.nn.kernels.triton_step import products
+from uat.nn.kernels.whole import feedback
 from uat.nn.utility import Gates, UtilityGates
+from uat.types import NO_ACTION
 
 MOST_ACTIONS = 64
 
 
-def gates_fit(utility: UtilityGates, steps: int, longest: int) -> bool:
-    action = utility.encoder.action
-    return isinstance(action, IdEmbedding) and action.weight.shape[0] <= MOST_ACTIONS and steps <= longest
+def gates_fit(utility: UtilityGates, prev_action_BT: Tensor, longest: int) -> bool:
+    encoder, steps = utility.encoder, prev_action_BT.shape[1]
+    if prev_action_BT.dim() > 2 or steps > longest:
+        return False
+    return not encoder.sees_action or encoder.action.get_parameter("weight").shape[0] <= MOST_ACTIONS
 
 
 def fused_gates(utility: UtilityGates, prev_action_BT: Tensor, prev_reward_BT: Tensor) -> Gates:
     """As `UtilityGates.forward`, with rows for (B, T): every gate is (B * T, D)."""
-    first, _, last = utility.encoder.mlp
-    table = utility.encoder.action.get_parameter("weight")
-    weights = (table, first.weight, last.weight, utility.token.weight, utility.regime.weight)
+    table, *weights = feedback(utility)
+    if table is None:  # no action is looked at
+        table = prev_reward_BT.new_zeros(1, weights[0].shape[1] - 1, dtype=torch.float32)
+        prev_action_BT = torch.full_like(prev_action_BT, NO_ACTION)
     rho, *g = cast(
         "tuple[Tensor, ...]",
-        FusedGates.apply(prev_action_BT, prev_reward_BT.float(), utility.num_layers, utility.decay, *weights),
+        FusedGates.apply(prev_action_BT, prev_reward_BT.float(), utility.num_layers, utility.decay, table, *weights),
     )
     return Gates(rho=rho, g=tuple(g))
 

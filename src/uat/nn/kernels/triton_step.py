@@ -11,7 +11,7 @@ J width of an action's embedding.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import triton
@@ -23,6 +23,7 @@ from uat.nn.cache import KVCache
 from uat.nn.encoders import IdEmbedding, VectorEncoder
 from uat.nn.heads import DiscreteHead, Head
 from uat.nn.kernels.triton_parts import diagonal, norm_rows, normed, room, tanh, times, times_loaded, times_some
+from uat.nn.kernels.whole import Feedback, feedback, hidden_units, projections
 from uat.nn.utility import UtilityGates
 from uat.types import Step
 
@@ -36,14 +37,19 @@ WIDEST = 128
 """Most entries of an observation, or actions, that are read inside the kernel; more are read outside."""
 
 
+class Packed(NamedTuple):
+    """Weights as `_step` reads them: of all layers side by side, and of what makes gates."""
+
+    layers: Tensor
+    feedback: Feedback | None
+
+
 def unfit(backbone: Transformer, utility: UtilityGates | None) -> str | None:
     """Why this policy cannot take the fused step; None if it can."""
     c = backbone.config
     sizes = {"d_model": c.d_model, "d_ff": c.d_ff}
     if utility is not None:
-        if not utility.complete:
-            return "it takes the whole of UAT, and this variant lacks a part"
-        sizes |= {"d_utility": utility.d_utility, "d_hidden": utility.encoder.d_hidden}
+        sizes |= {"d_utility": utility.d_utility, "d_hidden": hidden_units(utility.encoder)}
     for name, size in sizes.items():
         if size & (size - 1) or not 16 <= size <= 256:
             return f"it takes powers of two from 16 to 256, and {name} is {size}"
@@ -54,17 +60,18 @@ def unfit(backbone: Transformer, utility: UtilityGates | None) -> str | None:
     return None
 
 
-def pack(backbone: Transformer) -> Tensor:
-    """The weights of all layers side by side, in the order in which `_step` reads them."""
+@torch.no_grad()
+def pack(backbone: Transformer, utility: UtilityGates | None) -> Packed:
+    """The weights as they are now."""
     parts: list[Tensor] = []
     for block in backbone.blocks:
         assert isinstance(block, Block)
         a, (ff1, _, ff2) = block.attention, block.ff
-        parts += [block.attention_norm.weight, block.attention_norm.bias, a.project.weight]
-        parts += [] if a.project.bias_3HEE is None else [a.project.bias_3HEE]
+        weight, bias = projections(a.project)
+        parts += [block.attention_norm.weight, block.attention_norm.bias, weight, *([] if bias is None else [bias])]
         parts += [a.out.weight, a.out.bias, block.ff_norm.weight, block.ff_norm.bias]
         parts += [ff1.weight, ff1.bias, ff2.weight, ff2.bias]
-    return torch.cat([part.detach().flatten() for part in parts])
+    return Packed(torch.cat([part.flatten() for part in parts]), None if utility is None else feedback(utility))
 
 
 def fused_step(
@@ -80,32 +87,20 @@ def fused_step(
 
     With Gumbel noise the choice is a sample of the logits, without it their arg-max.
     """
-    assert cache.layers is not None
-    c, actions = backbone.config, head.linear.out_features
-    streams, d, gated = step.obs.shape[0], c.d_model, utility is not None
-    inside = actions <= WIDEST
-    out = cache.kv_L2BHSE.new_empty(streams, actions if inside else d)
-    choice_B = torch.empty(streams, dtype=torch.long, device=out.device)
-    seen, encode = _observation(backbone, step.obs)
-    feedback, widths = _feedback(utility, step, ubar_BU, out)
-    real = min(ROWS, triton.next_power_of_2(triton.cdiv(streams, PROGRAMS)))
-    cast(Any, _step)[(triton.cdiv(streams, real),)](
-        cache.layers, *seen, backbone.positions, backbone.norm.weight, backbone.norm.bias, *feedback,
-        backbone.last_norm.weight, backbone.last_norm.bias, head.linear.weight, head.linear.bias,
-        step.first, cache.length_B, cache.kv_L2BHSE,
-        out if step.allowed is None else step.allowed.contiguous(), out if gumbel_BA is None else gumbel_BA,
-        0 if gumbel_BA is None else gumbel_BA.stride(0), out, choice_B,
-        streams, cache.capacity, cache.kv_L2BHSE.stride(1), backbone.positions.shape[0],
-        D=d, H=c.num_heads, E=d // c.num_heads, F=c.d_ff, L=c.num_layers, A=actions, A_ROOM=room(actions),
-        SCALE=(d // c.num_heads) ** -0.5, REAL=real, ROWS=ROWS, CHUNK=CHUNK,
-        SEATS=room(real * c.num_heads), BLOCK=min(64, c.d_ff), STAGES=STAGES, SINGLE=cache.capacity <= CHUNK,
-        UTILITY=gated, HEAD=inside,
-        MASKED=step.allowed is not None, SAMPLED=gumbel_BA is not None, PRECISION=products(), **encode, **widths,
-        num_warps=WARPS if d <= 64 else 2 * WARPS,
-    )  # fmt: skip
+    inside = head.linear.out_features <= WIDEST
+    told = {} if utility is None else _told(utility, step, ubar_BU, cache)
+    found, choice_B = _launch(
+        backbone, cache, _observation(backbone, step.obs), told, head if inside else None, step, gumbel_BA
+    )
     if not inside:
-        return head.logits(out, step.allowed), None
-    return out, choice_B if isinstance(head, DiscreteHead) else None
+        return head.logits(found, step.allowed), None
+    return found, choice_B if isinstance(head, DiscreteHead) else None
+
+
+def fused_token(backbone: Transformer, x_BD: Tensor, cache: KVCache) -> Tensor:
+    """h (B, D) of one token that is embedded and placed already. The cache moves on in place."""
+    seen = {"obs_ptr": x_BD.float().contiguous(), "ENCODE": "token"}
+    return _launch(backbone, cache, seen, {}, None, None, None)[0]
 
 
 def products() -> str:
@@ -115,37 +110,101 @@ def products() -> str:
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
 
 
-def _observation(backbone: Transformer, obs: Tensor) -> tuple[list[Tensor], dict[str, Any]]:
+def _launch(
+    backbone: Transformer,
+    cache: KVCache,
+    seen: dict[str, Any],
+    told: dict[str, Any],
+    head: Head | None,
+    step: Step | None,
+    gumbel_BA: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """`_step` with what it reads; without a head it gives h. What is not read may be any tensor."""
+    assert isinstance(cache.packed, Packed)
+    c, streams, unread = backbone.config, cache.length_B.shape[0], cache.kv_L2BHSE
+    d, size = c.d_model, c.d_model // c.num_heads
+    actions = 1 if head is None else head.linear.out_features
+    out = unread.new_empty(streams, d if head is None else actions)
+    choice_B = torch.empty(streams, dtype=torch.long, device=out.device)
+    allowed = None if step is None or step.allowed is None or head is None else step.allowed.contiguous()
+    real = min(ROWS, triton.next_power_of_2(triton.cdiv(streams, PROGRAMS)))
+    pointers = {
+        **dict.fromkeys(OBSERVED + TOLD, unread),
+        **{name: value for name, value in (seen | told).items() if isinstance(value, Tensor)},
+        "layers_ptr": cache.packed.layers,
+        "position_ptr": backbone.positions,
+        "norm_w": backbone.norm.weight,
+        "norm_b": backbone.norm.bias,
+        "last_w": backbone.last_norm.weight,
+        "last_b": backbone.last_norm.bias,
+        "head_w": unread if head is None else head.linear.weight,
+        "head_b": unread if head is None else head.linear.bias,
+        "first_ptr": unread if step is None else step.first,
+        "length_ptr": cache.length_B,
+        "kv_ptr": cache.kv_L2BHSE,
+        "allowed_ptr": unread if allowed is None else allowed,
+        "gumbel_ptr": unread if gumbel_BA is None else gumbel_BA,
+        "gumbel_stride": 0 if gumbel_BA is None else gumbel_BA.stride(0),
+        "out_ptr": out,
+        "choice_ptr": choice_B,
+    }
+    sizes = {
+        "WIDTH": 1, "WIDTH_ROOM": 16, "J": 1, "J_ROOM": 16, "HIDDEN": 16, "U": 16, "DECAY": 0.0, "IDS": True,
+        **{name: value for name, value in (seen | told).items() if not isinstance(value, Tensor)},
+        "D": d, "H": c.num_heads, "E": size, "F": c.d_ff, "L": c.num_layers, "A": actions,
+        "A_ROOM": room(actions), "SCALE": size**-0.5, "REAL": real, "ROWS": ROWS, "CHUNK": CHUNK,
+        "SEATS": room(real * c.num_heads), "BLOCK": min(64, c.d_ff), "STAGES": STAGES,
+        "SINGLE": cache.capacity <= CHUNK, "UTILITY": bool(told), "HEAD": head is not None,
+        "MASKED": allowed is not None, "SAMPLED": gumbel_BA is not None, "PRECISION": products(),
+    }
+    cast(Any, _step)[(triton.cdiv(streams, real),)](
+        **pointers,
+        B=streams,
+        S=cache.capacity,
+        KV=cache.kv_L2BHSE.stride(1),
+        POSITIONS=backbone.positions.shape[0],
+        **sizes,
+        num_warps=WARPS if d <= 64 else 2 * WARPS,
+    )
+    return out, choice_B
+
+
+OBSERVED = ("obs_ptr", "encode_w", "encode_b")
+TOLD = ("action_ptr", "reward_ptr", "table_ptr", "w1_ptr", "w2_ptr", "token_ptr", "regime_ptr", "ubar_ptr")
+
+
+def _observation(backbone: Transformer, obs: Tensor) -> dict[str, Any]:
     """What `_step` reads of the observation: a vector and its map, ids and their table, or what is embedded already."""
     encoder = backbone.encoder
     if isinstance(encoder, IdEmbedding):
-        return [obs.contiguous(), encoder.weight, encoder.weight], {"ENCODE": "ids", "WIDTH": 1, "WIDTH_ROOM": 16}
+        return {"obs_ptr": obs.contiguous(), "encode_w": encoder.weight, "ENCODE": "ids"}
     if isinstance(encoder, VectorEncoder) and obs.dim() == 2 and obs.shape[1] <= WIDEST:
         width, linear = obs.shape[1], encoder.linear
+        weights = {"encode_w": linear.weight, "encode_b": linear.bias}
         sizes = {"ENCODE": "map", "WIDTH": width, "WIDTH_ROOM": room(width)}
-        return [obs.float().contiguous(), linear.weight, linear.bias], sizes
-    e_BD = encoder(obs).float()
-    return [e_BD, e_BD, e_BD], {"ENCODE": "done", "WIDTH": 1, "WIDTH_ROOM": 16}
+        return {"obs_ptr": obs.float().contiguous(), **weights, **sizes}
+    return {"obs_ptr": encoder(obs).float().contiguous(), "ENCODE": "done"}
 
 
-def _feedback(
-    utility: UtilityGates | None, step: Step, ubar_BU: Tensor | None, unread: Tensor
-) -> tuple[list[Tensor], dict[str, Any]]:
-    """What `_step` reads to make gates; without utility it reads nothing, whatever is passed."""
-    if utility is None or ubar_BU is None:
-        return [unread] * 8, {"J": 1, "J_ROOM": 16, "HIDDEN": 16, "U": 16, "DECAY": 0.0, "IDS": True}
-    first, _, last = utility.encoder.mlp
-    action, width = utility.encoder.action, first.in_features - 1
-    ids = isinstance(action, IdEmbedding)
-    told = step.prev_action.contiguous() if ids else action(step.prev_action).float()
-    table = action.weight if isinstance(action, IdEmbedding) else told
-    weights = [table, first.weight, last.weight, utility.token.weight, utility.regime.weight]
-    sizes = {"J": width, "J_ROOM": room(width + 1), "HIDDEN": utility.encoder.d_hidden, "U": utility.d_utility}
-    return [told, step.prev_reward.float().contiguous(), *weights, ubar_BU], {
-        **sizes,
-        "DECAY": utility.decay,
-        "IDS": ids,
-    }
+def _told(utility: UtilityGates, step: Step, ubar_BU: Tensor | None, cache: KVCache) -> dict[str, Any]:
+    """What `_step` reads to make gates."""
+    assert ubar_BU is not None
+    assert isinstance(cache.packed, Packed)
+    assert cache.packed.feedback is not None
+    table, first, last, token, regime = cache.packed.feedback
+    width, reward_B = first.shape[1] - 1, step.prev_reward.float().contiguous()
+    if table is not None:
+        action = step.prev_action.contiguous()
+    elif utility.encoder.sees_action:
+        action = table = utility.encoder.action(step.prev_action).float().contiguous()
+    else:
+        action = table = reward_B.new_zeros(len(reward_B), width)
+    return {
+        "action_ptr": action, "reward_ptr": reward_B, "table_ptr": table, "w1_ptr": first, "w2_ptr": last,
+        "token_ptr": token, "regime_ptr": regime, "ubar_ptr": ubar_BU,
+        "J": width, "J_ROOM": room(width + 1), "HIDDEN": first.shape[0], "U": utility.d_utility,
+        "DECAY": utility.decay, "IDS": cache.packed.feedback.table_AJ is not None,
+    }  # fmt: skip
 
 
 @triton.jit
@@ -196,8 +255,10 @@ def _step(
     alive = live[:, None]
 
     # restart, embed
-    first = tl.load(first_ptr + stream, mask=live, other=1) != 0
-    length = tl.where(first, 0, tl.load(length_ptr + stream, mask=live, other=0)).to(tl.int32)
+    length = tl.load(length_ptr + stream, mask=live, other=0).to(tl.int32)
+    if ENCODE != "token":
+        first = tl.load(first_ptr + stream, mask=live, other=1) != 0
+        length = tl.where(first, 0, length)
     if ENCODE == "map":
         o = tl.arange(0, WIDTH_ROOM)
         seen = alive & (o < WIDTH)[None, :]
@@ -208,9 +269,10 @@ def _step(
         x = tl.load(encode_w + item[:, None] * D + d[None, :], mask=(item >= 0)[:, None], other=0.0)
     else:
         x = tl.load(obs_ptr + stream[:, None] * D + d[None, :], mask=alive, other=0.0)
-    position = tl.minimum(length, POSITIONS - 1)
-    x += tl.load(position_ptr + position[:, None] * D + d[None, :])
-    x = norm_rows(x, norm_w, norm_b, d, D)
+    if ENCODE != "token":
+        position = tl.minimum(length, POSITIONS - 1)
+        x += tl.load(position_ptr + position[:, None] * D + d[None, :])
+        x = norm_rows(x, norm_w, norm_b, d, D)
 
     # feedback
     if UTILITY:
@@ -235,8 +297,10 @@ def _step(
     i = tl.arange(0, SEATS)
     stream_i, head_i = i // H, i % H
     seated = (stream_i < REAL) & (start + stream_i < B)
-    restarted = tl.load(first_ptr + start + stream_i, mask=seated, other=1) != 0
-    steps_i = tl.where(restarted, 0, tl.load(length_ptr + start + stream_i, mask=seated, other=0)).to(tl.int32)
+    steps_i = tl.load(length_ptr + start + stream_i, mask=seated, other=0).to(tl.int32)
+    if ENCODE != "token":
+        restarted = tl.load(first_ptr + start + stream_i, mask=seated, other=1) != 0
+        steps_i = tl.where(restarted, 0, steps_i)
     most = tl.max(steps_i, 0)
     mine = (head_i[:, None] == d[None, :] // E) & seated[:, None]
     seat = (stream_i[:, None] == row[None, :]).to(tl.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from uat.nn.blocks import Block, Transformer
@@ -25,14 +26,23 @@ def unfit(backbone: Transformer, steps: int) -> str | None:
 
 def fused_features(backbone: Transformer, utility: UtilityGates | None, batch: Batch) -> Tensor:
     """h (B, T, D), as the slow twin (`Policy.features`) gives it."""
-    episodes, steps = batch.valid.shape
     gates = None if utility is None else _gates(utility, batch)
     x_ND = fused_norm(backbone.norm, _embed(backbone, batch))
+    return _attend(backbone, x_ND, batch.obs.shape[:2], gates)
+
+
+def fused_attend(backbone: Transformer, x_BTD: Tensor) -> Tensor:
+    """h (B, T, D) of tokens that are embedded and placed already, as `Transformer.attend` gives it."""
+    return _attend(backbone, x_BTD.float().flatten(0, 1).contiguous(), x_BTD.shape[:2], None)
+
+
+def _attend(backbone: Transformer, x_ND: Tensor, shape: torch.Size, gates: Gates | None) -> Tensor:
+    """All blocks and the last norm."""
     for layer, block in enumerate(backbone.blocks):
         assert isinstance(block, Block)
         rho_ND, g_ND = (None, None) if gates is None else (gates.rho, gates.g[layer])
-        x_ND = fused_block(block, x_ND, rho_ND, g_ND, (episodes, steps), layer, backbone.dropout_seed)
-    return fused_norm(backbone.last_norm, x_ND).view(episodes, steps, -1)
+        x_ND = fused_block(block, x_ND, rho_ND, g_ND, (shape[0], shape[1]), layer, backbone.dropout_seed)
+    return fused_norm(backbone.last_norm, x_ND).view(*shape, -1)
 
 
 def _embed(backbone: Transformer, batch: Batch) -> Tensor:
@@ -40,14 +50,14 @@ def _embed(backbone: Transformer, batch: Batch) -> Tensor:
     encoder, p = backbone.encoder, backbone.placed(batch.obs.shape[1], batch.start)
     if isinstance(encoder, VectorEncoder):
         rows = batch.obs.flatten(0, 1).flatten(1).float()
-        e_BTD = fused_linear(encoder.linear, rows).view(*batch.valid.shape, -1)
+        e_BTD = fused_linear(encoder.linear, rows).view(*batch.obs.shape[:2], -1)
     else:
         e_BTD = encoder(batch.obs)
     return (e_BTD + p).flatten(0, 1)
 
 
 def _gates(utility: UtilityGates, batch: Batch) -> Gates:
-    if gates_fit(utility, batch.valid.shape[1], LONGEST):
+    if gates_fit(utility, batch.prev_action, LONGEST):
         return fused_gates(utility, batch.prev_action, batch.prev_reward)
     gates = utility(batch.prev_action, batch.prev_reward)
     flat = [gate.float().flatten(0, 1).contiguous() for gate in (gates.rho, *gates.g)]

@@ -1,0 +1,83 @@
+"""The weights of the whole UAT, whatever a variant lacks: zeros stand for what is missing.
+
+So one kernel serves UAT and its ablations. The full model's weights are its parameters themselves, and gradients flow
+back to the parameters of a variant.
+
+Shapes: D width, H heads, E head size, U utility width, J width of an action's embedding.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from uat.nn.attention import UtilityAffine
+from uat.nn.encoders import IdEmbedding
+from uat.nn.utility import UtilityEncoder, UtilityGates
+
+
+class Feedback(NamedTuple):
+    """What turns feedback into gates; None where actions are no ids and are embedded outside."""
+
+    table_AJ: Tensor | None
+    first: Tensor
+    """(hidden, J + 1): the last column meets the reward."""
+    last: Tensor
+    """(U, hidden)"""
+    token: Tensor
+    """(L * D, U)"""
+    regime: Tensor
+    """(D, U)"""
+
+
+def projections(project: UtilityAffine) -> tuple[Tensor, Tensor | None]:
+    """W and W^u as (6D, D), and U as (3, H, E, E); (3D, D) and None where feedback has no way in."""
+    weight, bias = project.weight, project.bias_3HEE
+    if project.modulated == "":
+        return weight, None
+    (_, d), heads = weight.shape, project.num_heads
+    if bias is None:
+        bias = weight.new_zeros(len(project.modulated), heads, d // heads, d // heads)
+    if project.modulated == "q":
+        return _with_zeros(weight, 2 * d, after=3 * d + d), _with_zeros(bias, 2, after=1)
+    if project.modulated == "kv":
+        return _with_zeros(weight, d, after=3 * d), _with_zeros(bias, 1, after=0)
+    return weight, bias
+
+
+def feedback(utility: UtilityGates) -> Feedback:
+    encoder, device = utility.encoder, _device(utility)
+    table = encoder.action.weight if isinstance(encoder.action, IdEmbedding) else None
+    first, last = _encoder(encoder)
+    token, regime = (
+        part.weight if isinstance(part, nn.Linear) else torch.zeros(part.d_out, part.d_in, device=device)
+        for part in (utility.token, utility.regime)
+    )
+    return Feedback(table, first, last, token, regime)
+
+
+def hidden_units(encoder: UtilityEncoder) -> int:
+    """Hidden units of the encoder as `feedback` gives it."""
+    return encoder.d_hidden if encoder.nonlinear else 2 * encoder.mlp[0].out_features
+
+
+def _encoder(encoder: UtilityEncoder) -> tuple[Tensor, Tensor]:
+    """Both layers; a linear encoder is W x = max(W x, 0) - max(-W x, 0)."""
+    first = encoder.mlp[0].weight
+    if not encoder.sees_reward:
+        first = torch.cat([first[:, :-1], torch.zeros_like(first[:, -1:])], dim=1)
+    if encoder.nonlinear:
+        return first, encoder.mlp[2].weight
+    one = torch.eye(first.shape[0], device=first.device, dtype=first.dtype)
+    return torch.cat([first, -first]), torch.cat([one, -one], dim=1)
+
+
+def _with_zeros(x: Tensor, count: int, *, after: int) -> Tensor:
+    """x with so many rows of zeros put in."""
+    return torch.cat([x[:after], x.new_zeros(count, *x.shape[1:]), x[after:]])
+
+
+def _device(module: nn.Module) -> torch.device:
+    return next(module.parameters()).device
