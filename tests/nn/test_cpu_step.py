@@ -117,8 +117,13 @@ def far_off(policy: Policy, offset: float) -> Policy:
     return policy
 
 
-@every_dtype
-@pytest.mark.parametrize("offset", [-2000.0, -400.0, -30.0, 30.0, 400.0, 2000.0])
+@pytest.mark.parametrize(
+    ("offset", "dtype"),
+    [
+        *((o, torch.float32) for o in (-400.0, -30.0, 30.0, 400.0)),
+        *((o, torch.float64) for o in (-2000.0, 30.0, 2000.0)),
+    ],
+)
 @every_method
 def test_scores_whose_exponentials_leave_the_range_are_exact(method: str, offset: float, dtype: torch.dtype) -> None:
     """Taken as they are, exponentials would be infinite or all zero: 400 away in float32, 2000 away in float64."""

@@ -115,7 +115,7 @@ def test_fused_step_equals_the_slow_one_at_full_size(method: str, streams: int, 
     [({"d_model": 48}, "d_model is 48"), ({"d_ff": 96}, "d_ff is 96"), ({"d_model": 8}, "d_model is 8")],
 )
 def test_sizes_that_do_not_fit_are_named(sizes: dict[str, int], reason: str) -> None:
-    assert reason in (unfit(build("vanilla", **sizes).backbone, None) or "")
+    assert reason in (unfit(build("vanilla", SPEC, **sizes).backbone, None) or "")
 
 
 def test_doubles_take_the_slow_step() -> None:

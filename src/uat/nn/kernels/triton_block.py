@@ -15,6 +15,7 @@ Dropout draws from (seed, place): the seed lies on the device, and whoever train
 Shapes: N rows (B episodes of T steps), D width, H heads, E head size, F feed-forward.
 """
 
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
 from typing import Any, cast
@@ -32,6 +33,8 @@ from uat.nn.kernels.triton_parts import (
     norm_backward,
     norm_rows,
     offset,
+    power_of_two,
+    shares,
     standardised,
     times,
     times_loaded,
@@ -76,7 +79,7 @@ class FusedBlock(torch.autograd.Function):
         y, qkv, h, x1, y1 = (torch.empty(rows, width, device=x.device) for width in (d, 3 * d, d, d, d))
         hidden, x2 = torch.empty(rows, f, device=x.device), torch.empty_like(x)
         same = {"D": d, "PRECISION": products()}
-        grid, gates = (triton.cdiv(rows, ROWS),), (x, x) if rho is None or g is None else (rho, g)
+        grid, gates = (shares(rows, ROWS),), (x, x) if rho is None or g is None else (rho, g)
         cast(Any, _project)[grid](
             x, norm_w, norm_b, project_w, u, *gates, y, qkv, rows,
             **same, H=heads, E=d // heads, ROWS=ROWS, UTILITY=gated, num_warps=WARPS,
@@ -99,7 +102,7 @@ class FusedBlock(torch.autograd.Function):
         (rows, d), f, heads = x.shape, w1.shape[0], ctx.heads
         d2 = d2.contiguous()
         same = {"D": d, "PRECISION": ctx.precision}
-        programs = triton.cdiv(rows, ROWS)
+        programs = shares(rows, ROWS)
         ff_norm_parts, norm_parts = (torch.empty(programs, 2 * d, device=x.device) for _ in range(2))
         e2, e1, dh, dx1 = (torch.empty_like(x) for _ in range(4))
         dhidden = torch.empty_like(hidden)
@@ -131,7 +134,7 @@ class FusedBlock(torch.autograd.Function):
 
 def _attention(shape: tuple[int, int], d: int, heads: int, drop: float, precision: str) -> dict[str, Any]:
     size = d // heads
-    room = max(16, triton.next_power_of_2(shape[1]))
+    room = max(16, power_of_two(shape[1]))
     sizes = {"D": d, "H": heads, "E": size, "ROOM": room, "SCALE": size**-0.5}
     return {**sizes, "DROP": drop, "PRECISION": precision, "num_warps": 4 if room <= 64 else 8}
 
@@ -143,11 +146,11 @@ def _project_gradients(
     """Gradients of W, W^u and U."""
     (rows, d), tile = y.shape, min(64, y.shape[1])
     biases = 0 if u is None else u.numel()
-    splits = min(SPLITS, triton.cdiv(rows, 32))
+    splits = min(SPLITS, shares(rows, 32))
     parts = torch.empty(splits, project_w.numel() + biases, device=y.device)
     cast(Any, _project_weights)[(splits, 3 * (d // tile) ** 2)](
         dqkv, y, rho, g, parts, rows,
-        D=d, E=d // heads, H=heads, TILE=tile, ROWS=32, TURNS=triton.cdiv(rows, splits * 32),
+        D=d, E=d // heads, H=heads, TILE=tile, ROWS=32, TURNS=shares(rows, splits * 32),
         TOTAL=parts.shape[1], UTILITY=gated, PRECISION=precision,
     )  # fmt: skip
     total = parts.sum(0)

@@ -1,5 +1,6 @@
 """Norms and linear maps before the first block and after the last, with fast gradients of their weights (Triton)."""
 
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
 from typing import Any, cast
@@ -11,7 +12,7 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from uat.nn.kernels.triton_outer import outers
-from uat.nn.kernels.triton_parts import norm_backward, norm_rows, standardised
+from uat.nn.kernels.triton_parts import norm_backward, norm_rows, shares, standardised
 from uat.nn.kernels.triton_step import products
 
 ROWS = 32
@@ -30,7 +31,7 @@ class FusedNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         y, (rows, d) = torch.empty_like(x), x.shape
-        cast(Any, _norm)[(triton.cdiv(rows, ROWS),)](x, weight, bias, y, rows, D=d, ROWS=ROWS)
+        cast(Any, _norm)[(shares(rows, ROWS),)](x, weight, bias, y, rows, D=d, ROWS=ROWS)
         ctx.save_for_backward(x, weight)
         return y
 
@@ -38,7 +39,7 @@ class FusedNorm(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight = ctx.saved_tensors
         dx, (rows, d) = torch.empty_like(x), x.shape
-        parts = torch.empty(triton.cdiv(rows, ROWS), 2 * d, device=x.device)
+        parts = torch.empty(shares(rows, ROWS), 2 * d, device=x.device)
         cast(Any, _norm_backward)[(len(parts),)](x, weight, dy.contiguous(), dx, parts, rows, D=d, ROWS=ROWS)
         dweight, dbias = parts.sum(0).chunk(2)
         return dx, dweight, dbias

@@ -7,6 +7,7 @@ them up.
 Shapes: B episodes, T steps, D width, L layers, U utility width, J width of an action's embedding, A actions.
 """
 
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
 from typing import Any, cast

@@ -4,6 +4,7 @@ Libraries of matrix products are slow at this shape: few programs walk through a
 and the shares are added up in a fixed order.
 """
 
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from uat.nn.kernels.triton_parts import times_loaded
+from uat.nn.kernels.triton_parts import shares, times_loaded
 
 ROWS, TILE = 32, 64
 MOST = 3
@@ -25,9 +26,9 @@ def outers(pairs: Sequence[tuple[Tensor, Tensor]], *, splits: int, precision: st
     """For each pair a (N, M), b (N, K): the sums over rows of a ⊗ b, (M, K), and of a, (M,)."""
     assert len(pairs) <= MOST
     rows, device = pairs[0][0].shape[0], pairs[0][0].device
-    splits = min(splits, triton.cdiv(rows, ROWS))
+    splits = min(splits, shares(rows, ROWS))
     sizes = [(a.shape[1], b.shape[1]) for a, b in pairs]
-    tiles = [triton.cdiv(m, TILE) * triton.cdiv(k, TILE) for m, k in sizes]
+    tiles = [shares(m, TILE) * shares(k, TILE) for m, k in sizes]
     total = sum(m * k + m for m, k in sizes)
     parts = torch.empty(splits, total, device=device)
     filled = [*pairs, *[pairs[0]] * (MOST - len(pairs))]
@@ -36,7 +37,7 @@ def outers(pairs: Sequence[tuple[Tensor, Tensor]], *, splits: int, precision: st
     cast(Any, _outers)[(splits, sum(tiles))](
         *(x for pair in filled for x in pair), parts, rows, *(x.stride(0) for pair in filled for x in pair),
         **places, TILES0=tiles[0], TILES1=tiles[1] if len(tiles) > 1 else 0, TOTAL=total, TILE=TILE, ROWS=ROWS,
-        TURNS=triton.cdiv(rows, splits * ROWS), PRECISION=precision,
+        TURNS=shares(rows, splits * ROWS), PRECISION=precision,
     )  # fmt: skip
     summed, found, at = parts.sum(0), [], 0
     for m, k in sizes:

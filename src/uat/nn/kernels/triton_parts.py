@@ -4,6 +4,7 @@ A matrix W lies in memory as torch keeps it, (out, in). PRECISION says how a pro
 or "tf32x3", which adds what tf32 cut off in two more products and so comes out as exact as float32; sums are float32.
 """
 
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
 import triton
@@ -12,7 +13,17 @@ import triton.language as tl
 
 def room(size: int) -> int:
     """The least block that holds so many entries and that a matrix product takes."""
-    return max(16, triton.next_power_of_2(size))
+    return max(16, power_of_two(size))
+
+
+def power_of_two(size: int) -> int:
+    """The least power of two that is not smaller."""
+    return 1 << (size - 1).bit_length()
+
+
+def shares(size: int, share: int) -> int:
+    """How many shares of so many make up the whole."""
+    return -(-size // share)
 
 
 @triton.jit

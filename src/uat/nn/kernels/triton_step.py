@@ -9,6 +9,7 @@ Shapes: B streams, D width, H heads, E head size, S capacity, F feed-forward, U 
 J width of an action's embedding.
 """
 
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
 from typing import Any, NamedTuple, cast
@@ -22,7 +23,18 @@ from uat.nn.blocks import Block, Transformer
 from uat.nn.cache import KVCache
 from uat.nn.encoders import IdEmbedding, VectorEncoder
 from uat.nn.heads import DiscreteHead, Head
-from uat.nn.kernels.triton_parts import diagonal, norm_rows, normed, room, tanh, times, times_loaded, times_some
+from uat.nn.kernels.triton_parts import (
+    diagonal,
+    norm_rows,
+    normed,
+    power_of_two,
+    room,
+    shares,
+    tanh,
+    times,
+    times_loaded,
+    times_some,
+)
 from uat.nn.kernels.whole import Feedback, feedback, hidden_units, projections
 from uat.nn.utility import UtilityGates
 from uat.types import Step
@@ -70,7 +82,7 @@ def pack(backbone: Transformer, utility: UtilityGates | None) -> Packed:
         weight, bias = projections(a.project)
         parts += [block.attention_norm.weight, block.attention_norm.bias, weight, *([] if bias is None else [bias])]
         parts += [a.out.weight, a.out.bias, block.ff_norm.weight, block.ff_norm.bias]
-        parts += [ff1.weight, ff1.bias, ff2.weight, ff2.bias]
+        parts += [cast(Tensor, x) for x in (ff1.weight, ff1.bias, ff2.weight, ff2.bias)]
     return Packed(torch.cat([part.flatten() for part in parts]), None if utility is None else feedback(utility))
 
 
@@ -127,7 +139,7 @@ def _launch(
     out = unread.new_empty(streams, d if head is None else actions)
     choice_B = torch.empty(streams, dtype=torch.long, device=out.device)
     allowed = None if step is None or step.allowed is None or head is None else step.allowed.contiguous()
-    real = min(ROWS, triton.next_power_of_2(triton.cdiv(streams, PROGRAMS)))
+    real = min(ROWS, power_of_two(shares(streams, PROGRAMS)))
     pointers = {
         **dict.fromkeys(OBSERVED + TOLD, unread),
         **{name: value for name, value in (seen | told).items() if isinstance(value, Tensor)},
@@ -149,15 +161,37 @@ def _launch(
         "choice_ptr": choice_B,
     }
     sizes = {
-        "WIDTH": 1, "WIDTH_ROOM": 16, "J": 1, "J_ROOM": 16, "HIDDEN": 16, "U": 16, "DECAY": 0.0, "IDS": True,
+        "WIDTH": 1,
+        "WIDTH_ROOM": 16,
+        "J": 1,
+        "J_ROOM": 16,
+        "HIDDEN": 16,
+        "U": 16,
+        "DECAY": 0.0,
+        "IDS": True,
         **{name: value for name, value in (seen | told).items() if not isinstance(value, Tensor)},
-        "D": d, "H": c.num_heads, "E": size, "F": c.d_ff, "L": c.num_layers, "A": actions,
-        "A_ROOM": room(actions), "SCALE": size**-0.5, "REAL": real, "ROWS": ROWS, "CHUNK": CHUNK,
-        "SEATS": room(real * c.num_heads), "BLOCK": min(64, c.d_ff), "STAGES": STAGES,
-        "SINGLE": cache.capacity <= CHUNK, "UTILITY": bool(told), "HEAD": head is not None,
-        "MASKED": allowed is not None, "SAMPLED": gumbel_BA is not None, "PRECISION": products(),
+        "D": d,
+        "H": c.num_heads,
+        "E": size,
+        "F": c.d_ff,
+        "L": c.num_layers,
+        "A": actions,
+        "A_ROOM": room(actions),
+        "SCALE": size**-0.5,
+        "REAL": real,
+        "ROWS": ROWS,
+        "CHUNK": CHUNK,
+        "SEATS": room(real * c.num_heads),
+        "BLOCK": min(64, c.d_ff),
+        "STAGES": STAGES,
+        "SINGLE": cache.capacity <= CHUNK,
+        "UTILITY": bool(told),
+        "HEAD": head is not None,
+        "MASKED": allowed is not None,
+        "SAMPLED": gumbel_BA is not None,
+        "PRECISION": products(),
     }
-    cast(Any, _step)[(triton.cdiv(streams, real),)](
+    cast(Any, _step)[(shares(streams, real),)](
         **pointers,
         B=streams,
         S=cache.capacity,

@@ -8,7 +8,7 @@ Shapes: D width, H heads, E head size, U utility width, J width of an action's e
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -60,16 +60,16 @@ def feedback(utility: UtilityGates) -> Feedback:
 
 def hidden_units(encoder: UtilityEncoder) -> int:
     """Hidden units of the encoder as `feedback` gives it."""
-    return encoder.d_hidden if encoder.nonlinear else 2 * encoder.mlp[0].out_features
+    return encoder.d_hidden if encoder.nonlinear else 2 * cast(nn.Linear, encoder.mlp[0]).out_features
 
 
 def _encoder(encoder: UtilityEncoder) -> tuple[Tensor, Tensor]:
     """Both layers; a linear encoder is W x = max(W x, 0) - max(-W x, 0)."""
-    first = encoder.mlp[0].weight
+    first = cast(Tensor, encoder.mlp.get_parameter("0.weight"))
     if not encoder.sees_reward:
         first = torch.cat([first[:, :-1], torch.zeros_like(first[:, -1:])], dim=1)
     if encoder.nonlinear:
-        return first, encoder.mlp[2].weight
+        return first, encoder.mlp.get_parameter("2.weight")
     one = torch.eye(first.shape[0], device=first.device, dtype=first.dtype)
     return torch.cat([first, -first]), torch.cat([one, -one], dim=1)
 
