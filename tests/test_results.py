@@ -55,3 +55,39 @@ def test_a_committed_checkpoint_scores_what_its_row_says(folder: Path, tmp_path:
 def test_a_committed_checkpoint_is_small_and_whole(folder: Path) -> None:
     assert (folder / "policy.safetensors").stat().st_size < 1_000_000
     assert uat.load(folder).config == run_config_from_json(json.loads((folder / "config.json").read_text())).method
+
+
+def test_seeds_of_a_method_and_of_one_that_adopts_it_make_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """TENT takes over Vanilla's runs, also where those were not asked for; a second time all is there."""
+    out, sizes = (
+        tmp_path / "rows.jsonl",
+        ["domain.horizon=5", "domain.size=4", "train.epochs=1", "evaluation.episodes=4"],
+    )
+    flags = ["--tasks", "cyclic", "--methods", "tent", "vanilla", "--seeds", "0", "1", "--preset", "smoke"]
+    argv = ["make_rows.py", "darkroom", *flags, "--runs", str(tmp_path), "--out", str(out), "--set", *sizes]
+    for _ in range(2):
+        monkeypatch.setattr("sys.argv", argv)
+        runpy.run_path(str(RESULTS / "make_rows.py"), run_name="__main__")
+        found = [(row["method"], row["seed"]) for row in rows(out) if row["metric"] == "accuracy"]
+        assert sorted(found) == [
+            *((m, 0) for m in ("ceiling", "expert", "random")),
+            *((m, s) for m in ("tent", "vanilla") for s in (0, 1)),
+        ]
+    assert (tmp_path / "darkroom-cyclic-vanilla-1" / "policy.safetensors").exists()
+
+
+def test_published_numbers_are_of_known_methods_and_each_stands_once() -> None:
+    found = rows(RESULTS / "published.jsonl")
+    what = [(r["domain"], r["task"], r["method"], r["metric"]) for r in found]
+    assert len(set(what)) == len(what) == 144
+    assert {r["method"] for r in found} >= set(uat.METHODS)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)
+def test_the_page_of_results_is_what_the_rows_say(file: Path) -> None:
+    made = runpy.run_path(str(RESULTS / "make_table.py"))
+    text = made["page"](file.stem, file.parent.name, rows(file), rows(RESULTS / "published.jsonl"))
+    page = RESULTS.parent / "docs" / "results" / f"{file.stem}.md"
+    assert page.read_text() == text, f"python results/make_table.py {file.stem}"
