@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo test test-slow lint clean
+.PHONY: install demo test test-slow test-gpu lint clean
 
 install: $(STAMP)
 
@@ -20,6 +20,9 @@ test: install
 
 test-slow: install
 	$(BIN)/python -m pytest -m 'slow and not gpu'
+
+test-gpu: install
+	$(BIN)/python -m pytest -m gpu
 
 lint: install
 	$(BIN)/ruff check .

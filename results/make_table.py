@@ -53,8 +53,8 @@ def page(domain: str, preset: str, rows: list[Row], published: list[Row]) -> str
     parts = [
         f"# Results: {domain}",
         f"Made by `python results/make_table.py {domain}` from `results/{preset}/{domain}.jsonl`. Ours: mean ± "
-        "deviation over seeds (how many stands in the last column). Published: the paper's tables, three seeds, another "
-        "implementation of the domain.",
+        "deviation over seeds (how many stands in the last column). Published: the paper's tables, three seeds, "
+        "another implementation of the domain.",
     ]
     for metric in metrics:
         chosen = [row for row in rows if row["metric"] == metric]

@@ -31,6 +31,7 @@ CASES = {
     "rollout": "draw the worlds of a batch and play one episode in each",
     "optimize": "one optimizer step on the episodes of a batch: loss, gradient, clipping, Adam",
     "epoch": "rollout, then optimize",
+    "together": "an epoch of one seed, and of three seeds side by side",
     "step": "one decision in every stream, when `context` steps have been seen with it",
     "memory": "most CUDA memory of an epoch and of a rollout, and what a stream's past takes",
     "cold": "the first call, with all that it captures, compiles or packs",
@@ -71,6 +72,10 @@ def set_path(policy: Policy, path: str) -> str | None:
     if getattr(policy, "fused", False):
         cast(Any, policy).fused = False
     return None
+
+
+SEEDS = 3
+"""Seeds that train side by side."""
 
 
 class Training:
@@ -125,3 +130,15 @@ def training_call(case: str, training: Training) -> Call | None:
     if case == "optimize":
         return None if training.path == "recompute" else training.optimizing()
     return Call(training.rollout if case == "rollout" else training.epoch)
+
+
+def together(trainings: list[Training]) -> Call:
+    """One epoch of each, handed over one after the other to streams of their own."""
+    streams = [torch.cuda.Stream(training.device) for training in trainings]
+
+    def run() -> None:
+        for training, stream in zip(trainings, streams, strict=True):
+            with torch.cuda.stream(stream):
+                training.epoch()
+
+    return Call(run)

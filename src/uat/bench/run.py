@@ -8,16 +8,17 @@ from dataclasses import dataclass, field
 import torch
 
 from uat.bench import apart
-from uat.bench.cases import FULL, QUICK, Training, settings, training_call, training_paths
+from uat.bench.cases import FULL, QUICK, SEEDS, Training, settings, together, training_call, training_paths
 from uat.bench.options import Bench
 from uat.bench.peers import PEERS
 from uat.bench.steps import Stepping
 from uat.bench.timing import Call, Row, measure, numpy_obeys, quantile, threads
+from uat.config import override
 from uat.training.surroundings import pick_device, precision
 
 STEP_CALLS = 20
 """Steps are short: so many times as many of them are timed."""
-ORDER = ("cold", "rollout", "optimize", "epoch", "step", "memory")
+ORDER = ("cold", "rollout", "optimize", "epoch", "together", "step", "memory")
 """Nothing must have run before the cold start."""
 
 Calls = dict[tuple[str, str, int], Call]
@@ -51,6 +52,8 @@ class Running:
                 match case:
                     case "step":
                         self._steps()
+                    case "together":
+                        self._together()
                     case "memory" | "cold":
                         self._apart(case)
                     case _:
@@ -69,6 +72,24 @@ class Running:
                 elif (call := training_call(case, training)) is not None:
                     calls[method, path, self.sizes.context] = call
         self._time(case, self.sizes.batch, calls, self.options.repeats)
+
+    def _together(self) -> None:
+        """One seed and three in turns; the number of seeds stands in the metric."""
+        for method, config in self.configs.items():
+            if self.device.type != "cuda":
+                self._miss("fast", "seeds side by side need CUDA; on a CPU they take turns", f"together of {method}")
+                continue
+            configs = [override(config, {"seed": seed}) for seed in range(SEEDS)]
+            trainings = [Training(c, "fast", self.device) for c in configs]
+            if trainings[0].reason is not None:
+                self._miss("fast", trainings[0].reason, f"together of {method}")
+                continue
+            calls = {"one seed": together(trainings[:1]), "three seeds": together(trainings)}
+            self.say(f"together: {method}: timing one seed and {SEEDS} in turns")
+            for metric, times in measure(calls, self.options.repeats, self.device).items():
+                value = quantile(times, 0.5)
+                self._add("together", method, "fast", self.sizes.batch, self.sizes.context, metric, value, "ms")
+                self.say(f"together: {method}, {metric}: {value:.4g} ms, median of {len(times)}")
 
     def _steps(self) -> None:
         """All contexts of a batch together, so that growth with context is measured in turns as well."""
