@@ -21,6 +21,7 @@ import triton.language as tl
 from tests.builders import randomise
 from uat.methods import METHODS
 from uat.methods.policy import TransformerPolicy
+from uat.nn.kernels.triton_dropout import fused_dropout
 from uat.nn.kernels.triton_parts import dropped
 from uat.types import Batch, Discrete, Spec, Vector
 
@@ -145,3 +146,16 @@ def test_the_stated_share_is_dropped_and_the_mean_kept(share: float) -> None:
     spread = share * (1 - share)
     for one, other in itertools.combinations(masks.values(), 2):  # seeds and places draw independently
         assert abs((one * other).mean() / spread) < 5 / len(ones) ** 0.5
+
+
+def test_dropout_on_its_own_keeps_and_passes_back_the_same_places() -> None:
+    x = torch.randn(3, 700, device=DEVICE, requires_grad=True)
+    seed = torch.tensor(11, device=DEVICE)
+    y = fused_dropout(x, seed, 0.25)
+    kept = y != 0
+    assert abs(kept.float().mean().item() - 0.75) < 0.04
+    assert torch.allclose(y[kept], x[kept] / 0.75)
+    (dx,) = torch.autograd.grad(y.sum(), x)
+    assert torch.allclose(dx, kept / 0.75)
+    assert torch.equal(y, fused_dropout(x, seed, 0.25))
+    assert not torch.equal(y, fused_dropout(x, seed + 1, 0.25))

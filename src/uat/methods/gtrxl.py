@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from uat.methods.policy import Policy
+from uat.nn import kernels
 from uat.nn.blocks import BackboneConfig, Trace
 from uat.nn.gated import GatedTransformer, Memory, StreamState
 from uat.nn.heads import build_head
@@ -55,6 +56,10 @@ class GTrXL(Policy):
         memory = spec.horizon if config.memory is None else config.memory
         self.backbone = GatedTransformer(spec, config, memory=memory, gate_bias=config.gate_bias)
         self.head = build_head(spec, config.d_model)
+
+    @property
+    def own_noise(self) -> bool:
+        return super().own_noise or kernels.can_drop(self.head.linear.weight)
 
     def features(self, batch: Batch) -> Tensor:
         return self.backbone(batch.obs)

@@ -81,9 +81,14 @@ class Policy(nn.Module, ABC):
     def reseed(self, seed: int) -> None:
         """Decide what the next training pass drops."""
         torch.manual_seed(seed)
-        for name, buffer in self.named_buffers():
-            if name.endswith("dropout_seed"):
-                buffer.fill_(seed)
+        places = [buffer for name, buffer in self.named_buffers() if name.endswith("dropout_seed")]
+        for place, buffer in enumerate(places):
+            buffer.fill_(seed + place)
+
+    @property
+    def own_noise(self) -> bool:
+        """Whether training leaves torch's generator on the device alone, so that others may train beside it."""
+        return getattr(self.config, "dropout", 0.0) == 0
 
     def logits(self, batch: Batch) -> Tensor:
         """Logits (B, T, A) at every step; for small action sets."""
@@ -133,6 +138,10 @@ class TransformerPolicy(Policy):
     @fused_pass.setter
     def fused_pass(self, value: bool) -> None:
         self.backbone.fused_pass = value
+
+    @property
+    def own_noise(self) -> bool:
+        return self.fused_pass or super().own_noise
 
     def fuse(self) -> str | None:
         reason = kernels.unfit(self.backbone, self.gates)

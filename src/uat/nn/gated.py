@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from uat.nn.blocks import BackboneConfig, FeedForward, Trace
 from uat.nn.cache import RollingCache
+from uat.nn.dropout import Dropout
 from uat.nn.encoders import build_observation_encoder
 from uat.nn.relative import RelativeAttention, encode_distances
 from uat.types import Spec
@@ -63,7 +64,7 @@ class GatedBlock(nn.Module):
         self.ff_norm = nn.LayerNorm(d_model)
         self.ff = FeedForward(d_model, config.d_ff)
         self.ff_gate = GRUGate(d_model, gate_bias)
-        self.drop = nn.Dropout(config.dropout)
+        self.attention_drop, self.ff_drop = Dropout(config.dropout), Dropout(config.dropout)
 
     def forward(self, past_BSD: Tensor, key_HRE: Tensor, outside_TS: Tensor) -> Tensor:
         """The last T of S steps go through the block; the others are memory."""
@@ -77,8 +78,8 @@ class GatedBlock(nn.Module):
         return self._gated(x_BD, self.attention.step(normed_BD, key_HRE, cache, layer, distance_BHS, unseen_B1S))
 
     def _gated(self, x: Tensor, attended: Tensor) -> Tensor:
-        x = self.attention_gate(x, self.drop(attended.relu()))
-        return self.ff_gate(x, self.drop(self.ff(self.ff_norm(x)).relu()))
+        x = self.attention_gate(x, self.attention_drop(attended.relu()))
+        return self.ff_gate(x, self.ff_drop(self.ff(self.ff_norm(x)).relu()))
 
 
 class GatedTransformer(nn.Module):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from uat.nn.cache import RollingCache
+from uat.nn.dropout import Dropout
 
 
 def encode_distances(distance_R: Tensor, d_model: int) -> Tensor:
@@ -42,7 +43,7 @@ class RelativeAttention(nn.Module):
         self.project = nn.Linear(d_model, 3 * d_model, bias=False)
         self.bias_2HE = nn.Parameter(torch.zeros(2, num_heads, d_model // num_heads))  # u, v
         self.out = nn.Linear(d_model, d_model)
-        self.drop = nn.Dropout(dropout)
+        self.drop = Dropout(dropout)
         self.num_heads, self.scale = num_heads, (d_model // num_heads) ** -0.5
 
     def forward(self, x_BSD: Tensor, key_HRE: Tensor, outside_TS: Tensor) -> Tensor:

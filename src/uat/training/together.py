@@ -69,7 +69,11 @@ def _silent(label: str, total: int) -> Progress:
 
 def _stream(trainers: list[Trainer], device: torch.device) -> contextlib.AbstractContextManager[object]:
     """A stream of its own where nobody asks torch's generator; else the common one."""
-    if device.type != "cuda" or not all(trainer.own_noise for trainer in trainers):
+    if device.type != "cuda":
+        return contextlib.nullcontext()
+    for trainer in trainers:
+        trainer.learner.fuse_pass()
+    if not all(trainer.learner.own_noise for trainer in trainers):
         return contextlib.nullcontext()
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))

@@ -103,11 +103,6 @@ class Trainer:
         self.player = Player(self.learner, self.domain.simulator("train", device), device=device, sampled=True)
         self.judge = Player(self.learner, self.domain.simulator("validation", device), device=device, sampled=False)
 
-    @property
-    def own_noise(self) -> bool:
-        """Whether training leaves torch's generator on the device alone."""
-        return self.learner.fuse_pass() is None or getattr(self.config.method, "dropout", 0.0) == 0
-
     def train(self, progress: ShowProgress) -> None:
         for _ in self.turns(progress):
             pass

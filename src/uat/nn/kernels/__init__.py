@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -78,3 +79,16 @@ def fused_token(backbone: Transformer, x_BD: Tensor, cache: KVCache) -> Tensor:
     from uat.nn.kernels.triton_step import fused_token as fused
 
     return fused(backbone, x_BD, cache)
+
+
+def can_drop(x: Tensor) -> bool:
+    """Whether `fused_dropout` takes this tensor."""
+    rounded = torch.is_autocast_enabled("cuda")
+    return x.is_cuda and x.dtype == torch.float32 and not rounded and importlib.util.find_spec("triton") is not None
+
+
+def fused_dropout(x: Tensor, seed: Tensor, share: float) -> Tensor:
+    """x with a share of it dropped, as the seed decides, by Triton."""
+    from uat.nn.kernels.triton_dropout import fused_dropout as fused
+
+    return fused(x, seed, share)
