@@ -1,0 +1,105 @@
+"""Compiles every Triton kernel that a training of the methods named would launch, for a GPU that need not be here.
+
+    python -m tests.nn.compile_kernels 90 tf32 uat dt
+
+Prints one JSON line per kernel: name, registers per thread, bytes spilled, shared memory.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from uat.config import override
+from uat.methods.policy import TransformerPolicy
+from uat.recipes import recipe
+from uat.training.trainer import build_policy
+from uat.types import Batch, Step
+
+POINTERS = {torch.float32: "*fp32", torch.int64: "*i64", torch.bool: "*i1"}
+PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+EPISODES = 256
+
+
+class Compiler:
+    """Stands in for a launch: nothing runs, everything is compiled once."""
+
+    def __init__(self, architecture: int) -> None:
+        self.architecture, self.seen = architecture, set[Any]()
+
+    def launch(self, kernel: Any, *args: Any, **given: Any) -> None:
+        options = {name: given.pop(name) for name in ("num_warps", "num_stages") if name in given}
+        values = dict(zip((p.name for p in kernel.params), args, strict=False)) | given
+        signature: dict[str, str] = {}
+        constants: dict[tuple[int], Any] = {}
+        even: dict[tuple[int], Any] = {}
+        for index, parameter in enumerate(kernel.params):
+            value = values[parameter.name]
+            signature[parameter.name] = kind = "constexpr" if parameter.is_constexpr else self.type_of(value)
+            if kind == "constexpr":
+                constants[(index,)] = value
+            elif isinstance(value, torch.Tensor) or value % 16 == 0:
+                even[(index,)] = [["tt.divisibility", 16]]
+        key = (kernel.fn.__name__, tuple(signature.items()), tuple(constants.items()), tuple(options.items()))
+        if key in self.seen:
+            return
+        self.seen.add(key)
+        target = GPUTarget("cuda", self.architecture, 32)
+        compiled = triton.compile(ASTSource(kernel, signature, constants, even), target=target, options=options)
+        print(json.dumps({"kernel": kernel.fn.__name__, "shared": compiled.metadata.shared, **self.usage(compiled)}))
+
+    def type_of(self, value: Any) -> str:
+        if isinstance(value, torch.Tensor):
+            return POINTERS[value.dtype]
+        return "constexpr" if value is None else "i32" if isinstance(value, int) else "fp32"
+
+    def usage(self, compiled: Any) -> dict[str, int]:
+        suffix = "a" if self.architecture >= 90 else ""
+        with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+            file.write(compiled.asm["ptx"])
+            file.flush()
+            command = [PTXAS, "-v", f"-arch=sm_{self.architecture}{suffix}", file.name, "-o", "/dev/null"]
+            said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        registers, spilled = re.search(r"Used (\d+) registers", said), re.search(r"(\d+) bytes spill stores", said)
+        assert registers is not None
+        assert spilled is not None
+        return {"registers": int(registers[1]), "spilled": int(spilled[1])}
+
+
+def main(architecture: str, precision: str, *methods: str) -> None:
+    compiler = Compiler(int(architecture))
+    JITFunction.run = lambda self, *args, grid, warmup, **given: compiler.launch(self, *args, **given)  # pyright: ignore[reportAttributeAccessIssue]
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    for method in methods:
+        config = override(recipe("darkroom", method), {"train.precision": "fp32"})
+        domain = config.build_domain()
+        policy = build_policy(config, domain, torch.device("cpu")).train()
+        assert isinstance(policy, TransformerPolicy)
+        policy.fused = policy.fused_pass = True
+        shape = (EPISODES, domain.spec.horizon)
+        batch = Batch(
+            obs=torch.zeros(*shape, 10),
+            prev_action=torch.zeros(shape, dtype=torch.long),
+            prev_reward=torch.zeros(shape),
+            target=torch.zeros(shape, dtype=torch.long),
+            valid=torch.ones(shape, dtype=torch.bool),
+        )
+        policy.features(batch).sum().backward()
+        told = {name: getattr(batch, name)[:, 0] for name in ("obs", "prev_action", "prev_reward")}
+        state = policy.init_state(EPISODES, domain.spec.horizon, "cpu")
+        policy.decide(state, Step(**told, first=batch.valid[:, 0]), torch.zeros(EPISODES, 5))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
