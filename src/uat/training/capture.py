@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
@@ -9,6 +10,10 @@ import torch
 from torch import Tensor
 
 Result = TypeVar("Result")
+
+
+class CaptureError(RuntimeError):
+    """What should be recorded does something that cannot be."""
 
 
 class Captured(Generic[Result]):
@@ -32,9 +37,28 @@ class Captured(Generic[Result]):
             for tensor, value in before:
                 tensor.copy_(value)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.result = function()
+        try:
+            with torch.cuda.graph(self.graph):
+                self.result = function()
+        except RuntimeError as error:
+            torch.cuda.synchronize()
+            raise CaptureError(str(error).strip().split("\n")[0]) from error
 
     def __call__(self) -> Result:
         self.graph.replay()
         return self.result
+
+
+def captured_or_none(
+    function: Callable[[], Result], what: str, *, preserve: Iterable[Tensor] = ()
+) -> Captured[Result] | None:
+    """The function recorded; if that cannot be, a warning that says so, and None: whoever asked calls it plainly."""
+    try:
+        return Captured(function, preserve=preserve)
+    except CaptureError as error:
+        warnings.warn(
+            f"{what} cannot be captured as a CUDA graph ({error}); it runs launch by launch, which is much slower: "
+            "nothing in it may read a value back to the host or depend on one",
+            stacklevel=2,
+        )
+        return None

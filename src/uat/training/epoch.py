@@ -12,7 +12,7 @@ from uat.config import RunConfig
 from uat.domains import split_seed
 from uat.methods import Phase, Policy
 from uat.noise import derive, integers
-from uat.training.capture import Captured
+from uat.training.capture import Captured, captured_or_none
 from uat.training.checkpoint import Checkpoint
 from uat.training.optimizing import optimize, set_rates
 from uat.training.playing import Player
@@ -27,6 +27,8 @@ class Epoch:
         self.optimizer = checkpoint.optimizer
         self.start_B: Tensor | None = None
         self.captured: Captured[dict[str, Tensor]] | None = None
+        self.capturable = True
+        """False once a capture has failed."""
         self.path = "eager pass" if player.device.type != "cuda" else policy.fuse_pass() or "fused pass"
         """Which code the optimize step runs, for whoever watches."""
 
@@ -37,8 +39,10 @@ class Epoch:
         trajectory = self.player.play(ids, split_seed("train", c.seed))
         self._place(ids)
         set_rates(self.optimizer, c.train, epoch)
-        if self.player.device.type == "cuda" and self.captured is None:
-            self.captured = Captured(lambda: self.optimize(trajectory), preserve=self.checkpoint.tensors().values())
+        if self.capturable and self.captured is None and self.player.captured is not None:
+            tensors = self.checkpoint.tensors().values()
+            self.captured = captured_or_none(lambda: self.optimize(trajectory), "the optimize step", preserve=tensors)
+            self.capturable = self.captured is not None
         self.policy.reseed(derive(c.seed, "dropout", index))
         if self.captured is None:
             return self.optimize(trajectory)

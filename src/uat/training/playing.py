@@ -11,7 +11,7 @@ from torch import Tensor
 from uat.acting import rollout
 from uat.methods import Policy
 from uat.noise import gumbel
-from uat.training.capture import Captured
+from uat.training.capture import Captured, captured_or_none
 from uat.types import Agent, Discrete, Noise, Simulator, Trajectory
 
 AHEAD = 8
@@ -26,6 +26,8 @@ class Player:
     ) -> None:
         self.agent, self.simulator, self.device, self.sampled = agent, simulator, device, sampled
         self.captured: Captured[Trajectory] | None = None
+        self.capturable = True
+        """False once a capture has failed."""
         self.inputs: Noise = {}
         self.ready: tuple[int, int, int, Noise] | None = None  # seed, first id, id after the last, their noise
         self.path = self._choose_path()
@@ -40,13 +42,18 @@ class Player:
         return f"cuda graph, {reason or 'fused step'}"
 
     def play(self, episode_ids: Tensor, seed: int) -> Trajectory:
-        """One episode per id. On CUDA the next call with as many ids writes over the result."""
+        """One episode per id. Where it is captured, the next call with as many ids writes over the result."""
         if self.device.type != "cuda":
             return self._rollout(self.noise(episode_ids, seed))
         noise = self._drawn_ahead(episode_ids, seed)
+        if not self.capturable:
+            return self._rollout(noise)
         if self.captured is None or len(episode_ids) != len(next(iter(self.inputs.values()))):
             self.inputs = {name: value.clone() for name, value in noise.items()}
-            self.captured = Captured(lambda: self._rollout(self.inputs))
+            self.captured = captured_or_none(lambda: self._rollout(self.inputs), "the rollout")
+            if self.captured is None:
+                self.capturable, self.path = False, self.path.replace("cuda graph", "cuda eager, no graph")
+                return self._rollout(noise)
         for name, value in noise.items():
             self.inputs[name].copy_(value)
         return self.captured()
