@@ -35,7 +35,7 @@ def rollout(
 ) -> Trajectory:
     """Play one episode in each world: greedily, or sampling with the noise given; without an agent the expert plays.
 
-    After an episode ends its stream goes on as padding (`valid` False) until the horizon.
+    A reference that declares itself `privileged` is also shown the facts of each step, which no policy is. After an episode ends its stream goes on as padding (`valid` False) until the horizon.
     """
     spec = simulator.spec
     if spec.reward_lag < 1:
@@ -50,7 +50,10 @@ def rollout(
         action = target
         if agent is not None:
             gumbel_BA = None if gumbel_BTA is None else gumbel_BTA[:, t]
-            action, state = decide(agent, spec, state, history.step(obs, allowed), gumbel_BA)
+            step = history.step(obs, allowed)
+            if getattr(agent, "privileged", False):
+                step.facts = facts
+            action, state = decide(agent, spec, state, step, gumbel_BA)
         seen = {"obs": obs, "target": target, **({} if allowed is None else {"allowed": allowed})}
         world, obs, reward_B, done_B = simulator.step(world, action)
         history.add(action, reward_B)

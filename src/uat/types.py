@@ -136,6 +136,8 @@ class Step(TensorFields):
     """(B,) True where the stream starts anew with this very observation."""
     allowed: Tensor | None = None
     """(B, A) True where the action may be taken; None: all may."""
+    facts: dict[str, Tensor] = field(default_factory=dict)
+    """What the world hides from policies: empty but for a reference that declares itself `privileged`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -180,6 +182,8 @@ class Metric:
     name: str
     higher_is_better: bool = True
     label: str = ""
+    partial: bool = False
+    """Whether an episode may leave it undefined: such an episode reports NaN and is left out of every mean."""
 
     def better(self, value: float, than: float) -> bool:
         return value > than if self.higher_is_better else value < than
