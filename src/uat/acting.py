@@ -35,7 +35,8 @@ def rollout(
 ) -> Trajectory:
     """Play one episode in each world: greedily, or sampling with the noise given; without an agent the expert plays.
 
-    A reference that declares itself `privileged` is also shown the facts of each step, which no policy is. After an episode ends its stream goes on as padding (`valid` False) until the horizon.
+    A reference that declares itself `privileged` is also shown the facts of each step, which no policy is.
+    After an episode ends its stream goes on as padding (`valid` False) until the horizon.
     """
     spec = simulator.spec
     if spec.reward_lag < 1:

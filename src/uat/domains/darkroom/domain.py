@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from uat.domains.chance import UniformAgent
 from uat.domains.darkroom.filter import DarkRoomFilter
 from uat.domains.darkroom.world import DarkRoomConfig, DarkRoomSimulator, Grid
-from uat.domains.chance import UniformAgent
 from uat.domains.domain import Split
 from uat.types import Agent, Metric, Trajectory, episode_mean
 

@@ -84,14 +84,15 @@ def load(path: str) -> Array:
     columns = summary().columns
     expected = f"expected gym-sepsis' sepsis_starting_states.npz with the key {KEY!r}"
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise ValueError("not an archive of arrays")
+        opened = np.load(path, allow_pickle=False)
+        if isinstance(opened, np.ndarray):
+            raise ValueError("a single array, not an archive")
+        with opened as file:
             names = list(file)
             table = file[KEY] if KEY in names else None
     except FileNotFoundError:
         raise ValueError(f"cohort={path!r}: there is no such file; {expected}") from None
-    except (OSError, ValueError, zipfile.BadZipFile, AttributeError) as error:
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise ValueError(f"cohort={path!r} cannot be read ({error}); {expected}") from None
     if table is None:
         raise ValueError(f"cohort={path!r} has no key {KEY!r} but {', '.join(map(repr, names)) or 'none'}; {expected}")

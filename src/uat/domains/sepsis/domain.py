@@ -59,9 +59,7 @@ class Sepsis:
         regime_BT, valid_BT = trajectory.facts["regime"], trajectory.valid
         right_BT = (trajectory.action == trajectory.target).float()
         shifted_BT = since_shift(regime_BT) < POST_SHIFT_STEPS
-        by_regime = {
-            f"{name}_accuracy": _mean(right_BT, valid_BT & (regime_BT == r)) for r, name in enumerate(REGIMES)
-        }
+        by_regime = {f"{name}_accuracy": _mean(right_BT, valid_BT & (regime_BT == r)) for r, name in enumerate(REGIMES)}
         reward_BT = torch.where(valid_BT & trajectory.done, trajectory.reward, 0.0)
         return {
             "accuracy": _mean(right_BT, valid_BT),

@@ -36,7 +36,7 @@ class SepsisConfig:
     """Fewest regime segments of an episode."""
     max_segments: int = 6
     """Most regime segments of an episode."""
-    min_length: int = 1
+    min_length: int = 3
     """Fewest steps of a segment."""
     evenness: float = 1.0
     """How alike the lengths of an episode's segments are: 1 makes all splits of the horizon equally likely."""
