@@ -29,13 +29,17 @@ def decide(agent: Any, spec: Spec, state: Any, step: Step, gumbel_BA: Tensor | N
     return choose(logits_BA, spec, gumbel_BA), state
 
 
+def look(agent: Any, state: Any, facts: dict[str, Tensor]) -> Any:
+    """The state after a reference that may has looked at what the world hides; policies have no `look`."""
+    return agent.look(state, facts) if hasattr(agent, "look") else state
+
+
 @torch.no_grad()
 def rollout(
     agent: Agent[Any] | None, simulator: Simulator[Any], noise: Noise, gumbel_BTA: Tensor | None = None
 ) -> Trajectory:
     """Play one episode in each world: greedily, or sampling with the noise given; without an agent the expert plays.
 
-    A reference that declares itself `privileged` is also shown the facts of each step, which no policy is.
     After an episode ends its stream goes on as padding (`valid` False) until the horizon.
     """
     spec = simulator.spec
@@ -51,10 +55,8 @@ def rollout(
         action = target
         if agent is not None:
             gumbel_BA = None if gumbel_BTA is None else gumbel_BTA[:, t]
-            step = history.step(obs, allowed)
-            if getattr(agent, "privileged", False):
-                step.facts = facts
-            action, state = decide(agent, spec, state, step, gumbel_BA)
+            state = look(agent, state, facts)
+            action, state = decide(agent, spec, state, history.step(obs, allowed), gumbel_BA)
         seen = {"obs": obs, "target": target, **({} if allowed is None else {"allowed": allowed})}
         world, obs, reward_B, done_B = simulator.step(world, action)
         history.add(action, reward_B)

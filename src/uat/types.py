@@ -136,8 +136,6 @@ class Step(TensorFields):
     """(B,) True where the stream starts anew with this very observation."""
     allowed: Tensor | None = None
     """(B, A) True where the action may be taken; None: all may."""
-    facts: dict[str, Tensor] = field(default_factory=dict)
-    """What the world hides from policies: empty but for a reference that declares itself `privileged`."""
 
 
 @dataclass(slots=True, kw_only=True)

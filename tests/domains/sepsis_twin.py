@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import product
+from itertools import pairwise, product
 
 from uat.domains.sepsis import SepsisConfig
 
@@ -70,7 +70,7 @@ def schedules(config: SepsisConfig) -> Iterator[tuple[list[int], float]]:
         for lengths in compositions(config.horizon, count, config.min_length):
             share = dirichlet_multinomial([n - config.min_length for n in lengths], config.evenness)
             for path in product(range(3), repeat=count):
-                if all(a != b for a, b in zip(path, path[1:], strict=False)):
+                if all(a != b for a, b in pairwise(path)):
                     regimes = [r for r, n in zip(path, lengths, strict=True) for _ in range(n)]
                     yield regimes, share / len(counts) / (3 * 2 ** (count - 1))
 

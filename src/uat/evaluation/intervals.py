@@ -15,8 +15,8 @@ seeds tell little of how seeds differ, and t = 4.3 says so. It is never narrower
 for these very seeds on other episodes, should the seeds' means agree by luck. One seed has that interval alone, which
 is silent about other seeds; so have references, which have no seed.
 
-A metric may be undefined in some episodes (NaN), in others for each seed. A seed's mean is then a ratio of sums over its
-defined episodes, and `filled` puts in the ratio's linear part: with m_e = 1 where y_e is defined and 0 elsewhere,
+A metric may be undefined in some episodes (NaN), in others for each seed. A seed's mean is then a ratio of sums over
+its defined episodes, and `filled` puts in the ratio's linear part: with m_e = 1 where y_e is defined and 0 elsewhere,
 
   z_e = mean + (y_e - mean) m_e / m̄      has the same mean, and the variance of its mean is the ratio's.
 """
@@ -46,7 +46,7 @@ def interval(y_SE: Tensor) -> tuple[float, float]:
 
 
 def filled(y_SE: Tensor) -> Tensor:
-    """The table without gaps, in which every seed keeps its mean over defined episodes; NaN for a seed that has none."""
+    """The table without gaps, in which every seed keeps its mean over defined episodes; NaN if it has none."""
     y_SE = y_SE.double()
     defined_SE = ~y_SE.isnan()
     if defined_SE.all():

@@ -128,9 +128,7 @@ def _latent_correlation(s: Summary, marginals: dict[str, Marginal]) -> Array:
     target = s.correlation[np.ix_(order, order)]
     values = np.stack([marginal(SCORES) for marginal in marginals.values()])
     white = list(marginals).index(RACES[-1])
-    values[white] = (
-        values[white] == len(RACES) - 1
-    )  # the largest share against the rest: its correlations are the ones to meet
+    values[white] = values[white] == len(RACES) - 1  # the largest share against the rest: its correlations count
     series = _hermite(values)
     low, high = np.full_like(target, -1.0), np.full_like(target, 1.0)
     for _ in range(30):  # the correlation of the columns rises with that of their scores

@@ -12,7 +12,7 @@ Axes: B streams, R regimes, A actions, J segments after the present one, S first
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -34,6 +34,9 @@ class Belief(TensorFields):
     total_B: Tensor
     """Its sum, divided out with the next step."""
     state_B3: Tensor
+    """As it was one step before."""
+    seen_B3: Tensor
+    """As it is now."""
     action_B: Tensor
     repeats_B: Tensor
     t_B: Tensor
@@ -67,7 +70,6 @@ class HazardFilter:
     """Believes that every step ends the regime with the same chance; its belief is over the regime alone."""
 
     sampled: ClassVar[bool] = False
-    privileged: ClassVar[bool] = True
 
     def __init__(self, config: SepsisConfig, hazard: float) -> None:
         self.config = config
@@ -76,26 +78,31 @@ class HazardFilter:
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> Belief:
         self.model = self.model.to(device)
+        nothing_B3 = torch.zeros(streams, 3, dtype=torch.float64, device=device)
         return Belief(
             weight=self._blank(streams),
             total_B=torch.ones(streams, dtype=torch.float64, device=device),
-            state_B3=torch.zeros(streams, 3, dtype=torch.float64, device=device),
+            state_B3=nothing_B3,
+            seen_B3=nothing_B3,
             action_B=torch.full((streams,), -1, device=device),
             repeats_B=torch.zeros(streams, dtype=torch.long, device=device),
             t_B=torch.zeros(streams, dtype=torch.long, device=device),
         )
 
+    def look(self, state: Belief, facts: dict[str, Tensor]) -> Belief:
+        """What no policy is shown: the state itself."""
+        return replace(state, state_B3=state.seen_B3, seen_B3=facts["state"].double())
+
     def step(self, state: Belief, step: Step) -> tuple[Tensor, Belief]:
-        seen_B3, first_B, action_B = step.facts["state"].double(), step.first, step.prev_action
+        first_B, action_B = step.first, step.prev_action
         repeats_B = torch.where((action_B == state.action_B) & ~first_B, state.repeats_B + 1, 1)
         t_B = torch.where(first_B, 0, (state.t_B + 1).clamp_max(self.config.horizon - 1))
-        factor_BR = self.likelihood(state.state_B3, seen_B3, action_B.clamp_min(0), repeats_B) / state.total_B[:, None]
+        likelihood_BR = self.likelihood(state.state_B3, state.seen_B3, action_B.clamp_min(0), repeats_B)
+        factor_BR = likelihood_BR / state.total_B[:, None]
         factor_BR = torch.where(first_B[:, None], 0.0, factor_BR)  # whoever starts anew forgets
         weight, regime_BR = self._moved_on(state.weight, factor_BR, first_B, t_B)
         total_B = regime_BR.sum(1)
-        after = Belief(
-            weight=weight, total_B=total_B, state_B3=seen_B3, action_B=action_B, repeats_B=repeats_B, t_B=t_B
-        )
+        after = replace(state, weight=weight, total_B=total_B, action_B=action_B, repeats_B=repeats_B, t_B=t_B)
         return (regime_BR / total_B[:, None] @ self.model.label_RA).log(), after
 
     def likelihood(self, old_B3: Tensor, new_B3: Tensor, action_B: Tensor, repeats_B: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ class Physiology(TensorFields):
         )
 
     def expected(self, state_3: Tensor, effect: Tensor, repeats: Tensor) -> Tensor:
-        """(..., 3) the next state before noise and limits. repeats: how often the treatment was given in a row by now."""
+        """(..., 3) the next state before noise and limits. repeats: how often this treatment was given in a row."""
         worn = torch.where(effect > 0, self.resistance ** (repeats - FREE_REPEATS).clamp_min(0), 1.0)
         pull_3 = self.reversion_3 * (0.5 - state_3)
         return state_3 + pull_3 + (effect * worn)[..., None] * self.direction_3
