@@ -89,6 +89,16 @@ def test_same_noise_gives_the_same_episodes_in_any_batch(domain: Domain, split: 
         assert torch.equal(getattr(part, name), getattr(whole, name)[some]), name
 
 
+def test_playing_reads_no_value_on_the_host(domain: Domain) -> None:
+    """Meta tensors hold no values, so that whatever would block a CUDA graph raises here, references included."""
+    noise = domain.simulator("test", "cpu").noise(IDS, SEED)
+    simulator = domain.simulator("test", "meta")
+    for agent in (None, *domain.references().values()):
+        played = rollout(agent, simulator, {name: value.to("meta") for name, value in noise.items()})
+        measured = domain.measure(played)
+        assert all(value.shape == (B,) for value in measured.values())
+
+
 def test_splits_show_different_worlds(domain: Domain) -> None:
     shown = {split: domain.simulator(split, "cpu").noise(IDS, split_seed(split, 0)) for split in SPLITS}
     for a, b in (("train", "validation"), ("train", "test"), ("validation", "test")):
