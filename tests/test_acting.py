@@ -137,6 +137,22 @@ def test_agent_is_told_the_past_step_by_step() -> None:
     assert [step.obs.item() for step in agent.told] == [0, 1, 2, 3, 4]
 
 
+class Watcher(Script):
+    """A reference that looks at what the world hides."""
+
+    def look(self, state: int, facts: dict[str, Tensor]) -> int:
+        assert facts["ends"].tolist() == list(range(HORIZON))
+        self.looked = [*getattr(self, "looked", []), state]
+        return state
+
+
+def test_a_reference_that_may_looks_at_the_facts_before_every_step() -> None:
+    reference = Watcher([0.0, 1.0, 0.0])
+    trajectory = play(Countdown(Discrete(A)), reference)
+    assert reference.looked == list(range(HORIZON))
+    assert torch.equal(trajectory.action, play(Countdown(Discrete(A)), Script([0.0, 1.0, 0.0])).action)
+
+
 def test_forbidden_actions_are_not_played() -> None:
     noise_BTA = gumbel(2, "play", torch.arange(HORIZON), HORIZON * A).view(HORIZON, HORIZON, A)
     for noise in (None, noise_BTA):

@@ -17,7 +17,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "noise": set(),
     "nn": {"types"},
     "methods": {"types", "nn", "noise", "acting"},
-    "domains": {"types", "noise"},
+    "domains": {"types", "noise", "acting"},
     "acting": {"types"},
     "checks": {"types"},
     "logs": {"types", "checks"},

@@ -29,6 +29,11 @@ def decide(agent: Any, spec: Spec, state: Any, step: Step, gumbel_BA: Tensor | N
     return choose(logits_BA, spec, gumbel_BA), state
 
 
+def look(agent: Any, state: Any, facts: dict[str, Tensor]) -> Any:
+    """The state after a reference that may has looked at what the world hides; policies have no `look`."""
+    return agent.look(state, facts) if hasattr(agent, "look") else state
+
+
 @torch.no_grad()
 def rollout(
     agent: Agent[Any] | None, simulator: Simulator[Any], noise: Noise, gumbel_BTA: Tensor | None = None
@@ -50,6 +55,7 @@ def rollout(
         action = target
         if agent is not None:
             gumbel_BA = None if gumbel_BTA is None else gumbel_BTA[:, t]
+            state = look(agent, state, facts)
             action, state = decide(agent, spec, state, history.step(obs, allowed), gumbel_BA)
         seen = {"obs": obs, "target": target, **({} if allowed is None else {"allowed": allowed})}
         world, obs, reward_B, done_B = simulator.step(world, action)

@@ -19,11 +19,19 @@ BACKBONE: dict[str, Settings] = {
         "method.d_ff": 128,
         "method.dropout": 0.05,
     },
+    "sepsis": {
+        "method.d_model": 64,
+        "method.num_heads": 4,
+        "method.num_layers": 3,
+        "method.d_ff": 128,
+        "method.dropout": 0.2,
+    },
 }
 """The paper's table of hyperparameters, its shared rows: the same backbone for every Transformer of a domain."""
 
 TRAINING: dict[str, Settings] = {
     "darkroom": {"train.batch_size": 256, "train.lr": 2e-3, "train.epochs": 500, "train.patience": 100},
+    "sepsis": {"train.batch_size": 256, "train.lr": 2e-3, "train.epochs": 500, "train.patience": 100},
 }
 """The same table, its rows on training."""
 
@@ -33,6 +41,13 @@ PAIRS: dict[tuple[str, str], Settings] = {
         "method.d_action": 8,
         "method.d_hidden": 32,
         "method.decay": 0.7,
+        "train.utility_lr": 2e-2,
+    },
+    ("sepsis", "uat"): {
+        "method.d_utility": 16,
+        "method.d_action": 8,
+        "method.d_hidden": 32,
+        "method.decay": 0.8,
         "train.utility_lr": 2e-2,
     },
 }
@@ -58,6 +73,25 @@ PRESET: dict[tuple[str, str], Settings] = {
         "method.dropout": 0.0,
     },
     ("darkroom", "paper"): {"train.precision": "tf32"},
+    ("sepsis", "smoke"): {
+        "train.epochs": 4,
+        "train.batch_size": 16,
+        "train.validate_every": 2,
+        "train.validation_episodes": 16,
+        "evaluation.episodes": 16,
+        "method.d_model": 16,
+        "method.num_heads": 2,
+        "method.num_layers": 2,
+        "method.d_ff": 32,
+    },
+    ("sepsis", "quick"): {
+        "train.epochs": 120,
+        "train.batch_size": 128,
+        "train.validation_episodes": 256,
+        "evaluation.episodes": 1024,
+        "method.dropout": 0.0,
+    },
+    ("sepsis", "paper"): {"train.precision": "tf32"},
 }
 """What a preset changes: smoke runs in seconds, quick shows the effect in minutes on two cores."""
 

@@ -180,6 +180,8 @@ class Metric:
     name: str
     higher_is_better: bool = True
     label: str = ""
+    partial: bool = False
+    """Whether an episode may leave it undefined: such an episode reports NaN and is left out of every mean."""
 
     def better(self, value: float, than: float) -> bool:
         return value > than if self.higher_is_better else value < than

@@ -89,6 +89,16 @@ def test_same_noise_gives_the_same_episodes_in_any_batch(domain: Domain, split: 
         assert torch.equal(getattr(part, name), getattr(whole, name)[some]), name
 
 
+def test_playing_reads_no_value_on_the_host(domain: Domain) -> None:
+    """Meta tensors hold no values, so that whatever would block a CUDA graph raises here, references included."""
+    noise = domain.simulator("test", "cpu").noise(IDS, SEED)
+    simulator = domain.simulator("test", "meta")
+    for agent in (None, *domain.references().values()):
+        played = rollout(agent, simulator, {name: value.to("meta") for name, value in noise.items()})
+        measured = domain.measure(played)
+        assert all(value.shape == (B,) for value in measured.values())
+
+
 def test_splits_show_different_worlds(domain: Domain) -> None:
     shown = {split: domain.simulator(split, "cpu").noise(IDS, split_seed(split, 0)) for split in SPLITS}
     for a, b in (("train", "validation"), ("train", "test"), ("validation", "test")):
@@ -182,15 +192,18 @@ def test_expert_scores_full_accuracy(domain: Domain) -> None:
     accuracies = {name: value for name, value in domain.measure(trajectory).items() if "accuracy" in name}
     assert accuracies or not isinstance(domain.spec.action, Discrete)
     for name, value in accuracies.items():
-        assert (value == 1).all(), name
+        assert (value[~value.isnan()] == 1).all(), name
 
 
 def test_measure_gives_every_declared_metric_per_episode(domain: Domain) -> None:
     measured = domain.measure(random_play(domain))
     assert list(measured) == [metric.name for metric in domain.metrics]
-    for name, value in measured.items():
-        assert value.shape == (B,), name
-        assert value.isfinite().all(), name
+    for metric in domain.metrics:
+        value = measured[metric.name]
+        assert value.shape == (B,), metric
+        assert value[~value.isnan()].isfinite().all(), metric
+        assert value.isfinite().any() if metric.partial else value.isfinite().all(), metric
+    assert not domain.metrics[0].partial
 
 
 def test_padding_changes_no_metric(domain: Domain) -> None:
@@ -211,7 +224,7 @@ def test_padding_changes_no_metric(domain: Domain) -> None:
     assert not torch.equal(dirty.action, clean.action)
     before, after = domain.measure(clean), domain.measure(dirty)
     for name, value in before.items():
-        assert torch.equal(value, after[name]), name
+        torch.testing.assert_close(value, after[name], rtol=0, atol=0, equal_nan=True, msg=name)
 
 
 def test_references_act(domain: Domain) -> None:
@@ -223,7 +236,7 @@ def test_references_act(domain: Domain) -> None:
     for name, agent in agents.items():
         player = Player(agent, simulator, device=device, sampled=agent is not None and agent.sampled)
         measured = domain.measure(player.play(torch.arange(32), split_seed("test", 0)))
-        assert all(value.isfinite().all() for value in measured.values()), name
+        assert all(measured[m.name].isfinite().all() for m in domain.metrics if not m.partial), name
         scores[name] = measured[first.name].mean().item()
     assert first.better(scores["ceiling"], than=scores["random"])
     assert first.better(scores["expert"], than=scores["ceiling"])

@@ -298,3 +298,9 @@ def test_start_offsets_shift_positions(method: str) -> None:
         rolled = with_table(build(method, spec, max_positions=12), like=policy, rows=torch.arange(12).roll(-start))
         torch.testing.assert_close(shifted[episode], rolled.logits(batch)[episode], rtol=0, atol=1e-12)
     assert not torch.equal(shifted[1], policy.logits(batch)[1])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_method_is_shown_what_the_world_hides(name: str) -> None:
+    """Facts go to references that have a `look`; a policy never may."""
+    assert not hasattr(METHODS[name].policy, "look")

@@ -89,6 +89,22 @@ def test_references_come_once_with_episodes_alone() -> None:
     assert (row.low, row.high) == found[0].interval(CEILING, "accuracy")
 
 
+def test_episodes_in_which_a_metric_is_undefined_are_left_out_of_every_mean() -> None:
+    """Other episodes for each seed: the mean is the seeds' mean over what each of them defined."""
+    found = runs("uat", [0.6, 0.8])
+    found[0].episodes["uat"]["accuracy"][1] = torch.nan
+    found[1].episodes["uat"]["accuracy"][2:] = torch.nan
+    means = [one.episodes["uat"]["accuracy"].nanmean().item() for one in found]
+    for one, mean in zip(found, means, strict=True):
+        score = rows_of(one.config, one.config.build_domain(), "uat", one.episodes["uat"])[0]
+        assert (score.value, score.n) == (pytest.approx(mean), 4)
+    row = accuracy(compare(found), "uat")
+    assert row.value == pytest.approx(sum(means) / 2)
+    assert row.std == pytest.approx(abs(means[0] - means[1]) / 2**0.5)
+    assert row.low < row.value < row.high
+    assert row.gap_closed is None
+
+
 # ---------------------------------------------------------------- the gap
 
 

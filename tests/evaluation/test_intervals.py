@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from uat.evaluation.intervals import interval, student
+from uat.evaluation.intervals import filled, interval, student
 
 Interval = Callable[[Tensor], tuple[float, float]]
 T = {freedom: student(freedom) for freedom in (2, 59)}
@@ -62,6 +62,30 @@ def test_no_spread_is_a_point_and_one_episode_is_nothing() -> None:
     assert all(math.isnan(end) for end in (*interval(torch.rand(3, 1)), *interval(torch.rand(1, 1))))
 
 
+# ---------------------------------------------------------------- episodes that leave a metric undefined
+
+
+def test_gaps_are_filled_without_moving_a_mean() -> None:
+    y_SE = torch.tensor([[0.0, 1.0, torch.nan, 2.0], [4.0, torch.nan, torch.nan, 6.0]])
+    z_SE = filled(y_SE)
+    assert z_SE.mean(1).tolist() == [1.0, 5.0]
+    assert z_SE[:, 2].tolist() == [1.0, 5.0]
+    whole = torch.rand(3, 4)
+    assert torch.equal(filled(whole), whole.double())
+    assert filled(torch.full((1, 3), torch.nan)).isnan().all()
+
+
+def test_an_interval_with_gaps_is_that_of_the_defined_episodes() -> None:
+    """Nearly: the ratio's variance divides by n² where that of a mean of n divides by n (n - 1)."""
+    y_E = torch.randn(400, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    gappy_E = y_E.clone()
+    gappy_E[::4] = torch.nan
+    alone = interval(gappy_E[~gappy_E.isnan()][None])
+    assert interval(gappy_E[None]) == pytest.approx(alone, abs=1e-3)
+    half, naive = (alone[1] - alone[0]) / 2, 1.96 * gappy_E.nan_to_num(gappy_E.nanmean().item()).std().item() / 400**0.5
+    assert naive < 0.9 * half  # putting the mean into the gaps, as if it had been seen, is too sure
+
+
 # ---------------------------------------------------------------- coverage
 
 
@@ -101,3 +125,14 @@ def test_simpler_intervals_do_not() -> None:
     """Three seeds on the same episodes are neither 180 independent episodes nor three independent tests."""
     assert coverage(pooled, (0.1, 1, 1)) < 0.85
     assert coverage(over_seeds, (0, 1, 0.1)) < 0.5
+
+
+def test_the_interval_holds_the_truth_with_gaps_that_differ_from_seed_to_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("uat.evaluation.intervals.student", T.__getitem__)
+    generator = torch.Generator().manual_seed(1)
+
+    def with_gaps(y_SE: Tensor) -> tuple[float, float]:
+        return interval(y_SE.masked_fill(torch.rand(y_SE.shape, generator=generator) < 0.3, torch.nan))
+
+    for effects in ((0, 1, 0), (0, 0, 1), (0.3, 1, 1)):
+        assert coverage(with_gaps, effects) >= 0.925

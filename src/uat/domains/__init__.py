@@ -8,6 +8,7 @@ from typing import Any
 
 from uat.domains.darkroom import DarkRoom, DarkRoomConfig
 from uat.domains.domain import Domain, Split, split_seed
+from uat.domains.sepsis import Sepsis, SepsisConfig
 
 __all__ = ["DOMAINS", "Domain", "DomainEntry", "Split", "split_seed"]
 
@@ -33,5 +34,11 @@ DOMAINS: dict[str, DomainEntry] = {
         tasks=DarkRoom.train_tasks,
         summary="a grid with a hidden goal that moves from episode to episode",
         task_field="domain.schedule",
+    ),
+    "sepsis": DomainEntry(
+        build=Sepsis,
+        config=SepsisConfig,
+        tasks=Sepsis.train_tasks,
+        summary="treatment whose effect depends on a hidden regime that changes within the episode",
     ),
 }

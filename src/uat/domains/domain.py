@@ -25,14 +25,14 @@ class Domain(Protocol):
     setting: str
     """What differs from the domain's defaults, in a few words; "default" if nothing does."""
     metrics: tuple[Metric, ...]
-    """What `measure` gives; the first decides which checkpoint is best."""
+    """What `measure` gives; the first decides which checkpoint is best, and is never partial."""
 
     def simulator(self, split: Split, device: torch.device | str) -> Simulator[Any]:
         """The worlds of one split."""
         ...
 
     def measure(self, trajectory: Trajectory) -> dict[str, Tensor]:
-        """Each metric, per episode: (B,)."""
+        """Each metric, per episode: (B,); NaN where a partial metric is not defined."""
         ...
 
     def references(self) -> dict[str, Agent[Any]]:

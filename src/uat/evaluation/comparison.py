@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from uat.evaluation.intervals import interval
+from uat.evaluation.intervals import filled, interval
 from uat.evaluation.scores import BLIND, CEILING, Evaluation, gap_closed
 from uat.runs import describe
 
@@ -59,8 +59,8 @@ class Group:
     finished: bool = True
 
     def values(self, metric: str) -> Tensor:
-        """(S, E)"""
-        return torch.stack([metrics[metric] for metrics in self.episodes.values()])
+        """(S, E), where a metric is not defined so filled that every seed's mean stays."""
+        return filled(torch.stack([metrics[metric] for metrics in self.episodes.values()]))
 
     def mean(self, metric: str) -> float:
         return self.values(metric).mean().item()

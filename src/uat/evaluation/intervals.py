@@ -14,6 +14,11 @@ The 95 % interval is mean ± √(t² V_S + t'² V_E), with Student's t for S - 1
 seeds tell little of how seeds differ, and t = 4.3 says so. It is never narrower than mean ± t' √(B/E), the interval
 for these very seeds on other episodes, should the seeds' means agree by luck. One seed has that interval alone, which
 is silent about other seeds; so have references, which have no seed.
+
+A metric may be undefined in some episodes (NaN), in others for each seed. A seed's mean is then a ratio of sums over
+its defined episodes, and `filled` puts in the ratio's linear part: with m_e = 1 where y_e is defined and 0 elsewhere,
+
+  z_e = mean + (y_e - mean) m_e / m̄      has the same mean, and the variance of its mean is the ratio's.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ from torch import Tensor
 
 def interval(y_SE: Tensor) -> tuple[float, float]:
     """95 % interval of the mean over seeds and episodes; NaN if there is but one episode."""
-    y_SE = y_SE.double()
+    y_SE = filled(y_SE)
     (seeds, episodes), mean = y_SE.shape, y_SE.mean().item()
     if episodes < 2:
         return math.nan, math.nan
@@ -38,6 +43,16 @@ def interval(y_SE: Tensor) -> tuple[float, float]:
         by_seed, shared = y_SE.mean(1).var().item() / seeds, max(0.0, by_episode - rest / (seeds * episodes))
         half = max(half, math.hypot(student(seeds - 1) * math.sqrt(by_seed), t_episodes * math.sqrt(shared)))
     return mean - half, mean + half
+
+
+def filled(y_SE: Tensor) -> Tensor:
+    """The table without gaps, in which every seed keeps its mean over defined episodes; NaN if it has none."""
+    y_SE = y_SE.double()
+    defined_SE = ~y_SE.isnan()
+    if defined_SE.all():
+        return y_SE
+    mean_S1, share_S1 = y_SE.nanmean(1, keepdim=True), defined_SE.double().mean(1, keepdim=True)
+    return mean_S1 + ((y_SE - mean_S1) / share_S1).where(defined_SE, 0.0)
 
 
 def student(freedom: int) -> float:

@@ -31,7 +31,7 @@ class Evaluation:
 
     scores: list[Score]
     episodes: dict[str, dict[str, Tensor]]
-    """method -> metric -> one value per episode."""
+    """method -> metric -> one value per episode, NaN where it is not defined."""
     config: RunConfig
     finished: bool = True
     """Whether the training had come to its end."""
@@ -95,7 +95,7 @@ def rows_of(config: RunConfig, domain: Any, method: str, metrics: dict[str, Tens
             split="test",
             seed=config.seed if own else 0,
             metric=metric,
-            value=values.mean().item(),
+            value=values.nanmean().item(),
             n=len(values),
         )
         for metric, values in metrics.items()

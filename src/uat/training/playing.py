@@ -87,7 +87,10 @@ class Player:
 def play_all(
     player: Player, episodes: int, seed: int, measure: Callable[[Trajectory], dict[str, Tensor]], at_once: int = 1024
 ) -> dict[str, Tensor]:
-    """The metrics of episodes 0 .. n-1, in batches of one size (the last is filled up and cut); still on the device."""
+    """The metrics of episodes 0 .. n-1, in batches of one size (the last is filled up and cut); still on the device.
+
+    NaN where an episode leaves a metric undefined: means are taken over the others.
+    """
     at_once = min(at_once, episodes)
     parts: dict[str, list[Tensor]] = {}
     for begin in range(0, episodes, at_once):

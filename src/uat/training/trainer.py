@@ -152,7 +152,7 @@ class Trainer:
     def validate(self) -> dict[str, Tensor]:
         """Greedy play on the validation episodes; the means still lie on the device."""
         count, seed = self.config.train.validation_episodes, split_seed("validation", 0)
-        return {name: x.mean() for name, x in play_all(self.judge, count, seed, self.domain.measure).items()}
+        return {name: x.nanmean() for name, x in play_all(self.judge, count, seed, self.domain.measure).items()}
 
     def _settle(self, rows: list[dict[str, Any]]) -> str:
         """Judge the epochs since the last checkpoint, log them and save; what to tell whoever watches."""

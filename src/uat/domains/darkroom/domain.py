@@ -11,10 +11,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from uat.domains.chance import UniformAgent
 from uat.domains.darkroom.filter import DarkRoomFilter
 from uat.domains.darkroom.world import DarkRoomConfig, DarkRoomSimulator, Grid
 from uat.domains.domain import Split
-from uat.types import Agent, Discrete, Metric, Spec, Step, Trajectory, episode_mean
+from uat.types import Agent, Metric, Trajectory, episode_mean
 
 MANY_WORLDS = 2**40
 """More worlds than anyone will play episodes."""
@@ -71,22 +72,6 @@ class DarkRoom:
         moves_B = torch.where(arrived_BT.any(1), arrived_BT.int().argmax(1), self.spec.horizon)
         shortest_B = self.grid.distance_CG.to(position_BT.device)[position_BT[:, 0], goal_BT[:, 0]]
         return shortest_B / torch.maximum(moves_B, shortest_B)
-
-
-class UniformAgent:
-    """Knows nothing and remembers nothing: every action is as likely as the next."""
-
-    sampled: ClassVar[bool] = True
-
-    def __init__(self, spec: Spec) -> None:
-        assert isinstance(spec.action, Discrete)
-        self.num_actions = spec.action.count
-
-    def init_state(self, streams: int, capacity: int, device: torch.device | str) -> None:
-        return None
-
-    def step(self, state: None, step: Step) -> tuple[Tensor, None]:
-        return torch.zeros(step.obs.shape[0], self.num_actions, device=step.obs.device), None
 
 
 def _setting(config: DarkRoomConfig) -> str:

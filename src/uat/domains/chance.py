@@ -1,0 +1,26 @@
+"""Chance: the reference that knows nothing, the same for every domain with discrete actions."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from uat.types import Discrete, Spec, Step
+
+
+class UniformAgent:
+    """Knows nothing and remembers nothing: every action is as likely as the next."""
+
+    sampled: ClassVar[bool] = True
+
+    def __init__(self, spec: Spec) -> None:
+        assert isinstance(spec.action, Discrete)
+        self.num_actions = spec.action.count
+
+    def init_state(self, streams: int, capacity: int, device: torch.device | str) -> None:
+        return None
+
+    def step(self, state: None, step: Step) -> tuple[Tensor, None]:
+        return torch.zeros(step.obs.shape[0], self.num_actions, device=step.obs.device), None

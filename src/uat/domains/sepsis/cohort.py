@@ -1,0 +1,124 @@
+"""Patients: 46 clinical columns each, the embedded synthetic ones or the user's own, and their principal components.
+
+Columns are standardised on the training patients, and the components fitted on them.
+
+Axes: P patients, F clinical columns, O principal components.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from uat.domains.sepsis.copula import draw_cohort, summary
+from uat.domains.sepsis.marginals import Array
+from uat.noise import derive, uniform
+
+NUM_TRAIN, NUM_TEST = 20_000, 5_000
+NUM_COMPONENTS = 20
+KEY = "sepsis_starting_states"
+LEAST_PATIENTS = 100
+DYNAMIC = ("sofa", "LACTATE", "MeanBP")
+"""Columns that treatment moves, in the order in which worlds hold them; all others stay as they were at the start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cohort:
+    """Standardised patients, training patients first."""
+
+    columns: tuple[str, ...]
+    clinical_PF: Tensor
+    """z-scores."""
+    num_train: int
+    components_FO: Tensor
+    """Orthonormal directions, the one that explains most first."""
+    explained: float
+    """Share of the training patients' variance that the components hold."""
+
+    @property
+    def dynamic(self) -> list[int]:
+        """Where the columns that treatment moves are."""
+        return [self.columns.index(name) for name in DYNAMIC]
+
+
+def prepare(path: str | None) -> Cohort:
+    """The cohort of this file, or the embedded one; worked out once per process."""
+    return _prepare(path, None if path is None or not Path(path).exists() else Path(path).stat().st_mtime_ns)
+
+
+@cache
+def _prepare(path: str | None, changed: int | None) -> Cohort:
+    if path is None:
+        return standardise(draw_cohort(NUM_TRAIN + NUM_TEST, derive(0, "sepsis", "cohort")), NUM_TRAIN)
+    table = load(path)
+    order = uniform(0, "sepsis.split", torch.arange(len(table)), 1)[:, 0].argsort().numpy()
+    order = order[: NUM_TRAIN + NUM_TEST]
+    return standardise(table[order], len(order) * NUM_TRAIN // (NUM_TRAIN + NUM_TEST))
+
+
+def standardise(table: Array, num_train: int) -> Cohort:
+    """z-scores by the training patients, and the eigenvectors of their covariance."""
+    train = table[:num_train]
+    z_PF = (table - train.mean(0)) / train.std(0)
+    values, vectors = np.linalg.eigh(np.cov(z_PF[:num_train].T))
+    components_FO = vectors[:, ::-1][:, :NUM_COMPONENTS]
+    largest = np.abs(components_FO).argmax(0)
+    components_FO = components_FO * np.sign(components_FO[largest, range(NUM_COMPONENTS)])  # eigh leaves the sign open
+    return Cohort(
+        columns=summary().columns,
+        clinical_PF=torch.from_numpy(z_PF).float(),
+        num_train=num_train,
+        components_FO=torch.from_numpy(components_FO.copy()).float(),
+        explained=float(values[::-1][:NUM_COMPONENTS].sum() / values.sum()),
+    )
+
+
+def load(path: str) -> Array:
+    """(P, 46) the clinical columns of a user's own gym-sepsis starting states; anything else is refused as a whole."""
+    columns = summary().columns
+    expected = f"expected gym-sepsis' sepsis_starting_states.npz with the key {KEY!r}"
+    try:
+        opened = np.load(path, allow_pickle=False)
+        if isinstance(opened, np.ndarray):
+            raise ValueError("a single array, not an archive")
+        with opened as file:
+            names = list(file)
+            table = file[KEY] if KEY in names else None
+    except FileNotFoundError:
+        raise ValueError(f"cohort={path!r}: there is no such file; {expected}") from None
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise ValueError(f"cohort={path!r} cannot be read ({error}); {expected}") from None
+    if table is None:
+        raise ValueError(f"cohort={path!r} has no key {KEY!r} but {', '.join(map(repr, names)) or 'none'}; {expected}")
+    return _checked(table, path, columns)
+
+
+def _checked(table: np.ndarray, path: str, columns: tuple[str, ...]) -> Array:
+    width = len(columns) + 1
+    if table.ndim != 2 or table.shape[1] != width:
+        raise ValueError(
+            f"cohort={path!r}: {KEY} has the shape {table.shape}, expected (patients, {width}): "
+            f"{len(columns)} clinical columns from {columns[0]} to {columns[-1]}, then the action"
+        )
+    if not np.issubdtype(table.dtype, np.number) or np.issubdtype(table.dtype, np.complexfloating):
+        raise ValueError(f"cohort={path!r}: {KEY} holds {table.dtype}, expected numbers")
+    if len(table) < LEAST_PATIENTS:
+        raise ValueError(f"cohort={path!r} has {len(table)} patients, expected at least {LEAST_PATIENTS}")
+    clinical = table[:, :-1].astype(np.float64)
+    if (wrong := ~np.isfinite(clinical)).any():
+        row, column = np.argwhere(wrong)[0]
+        what = f"{clinical[row, column]} in row {row}, column {columns[column]}"
+        raise ValueError(f"cohort={path!r} has {what}; expected finite numbers: {wrong.sum()} are not")
+    for name, mean, std in zip(columns, clinical.mean(0), clinical.std(0), strict=True):
+        if abs(mean) > 1 or not 1e-3 < std < 3:
+            raise ValueError(
+                f"cohort={path!r}: column {name} has mean {mean:.3g} and deviation {std:.3g}, "
+                "expected z-scores as gym-sepsis stores them (mean near 0, deviation near 1)"
+            )
+    return clinical

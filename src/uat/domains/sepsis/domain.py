@@ -1,0 +1,93 @@
+"""Sepsis treatment as a domain: what is trained, measured, and shown beside it.
+
+Axes: B episodes, T time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from uat.domains.chance import UniformAgent
+from uat.domains.domain import Split
+from uat.domains.sepsis.cohort import prepare
+from uat.domains.sepsis.filter import HazardFilter, SegmentFilter
+from uat.domains.sepsis.treatment import REGIMES
+from uat.domains.sepsis.world import SepsisConfig, SepsisSimulator
+from uat.types import Agent, Metric, Trajectory
+
+POST_SHIFT_STEPS = 5
+"""Steps of each new regime that count as post-shift."""
+BONUS = 0.5
+"""Rewards beyond this, to either side, hold the bonus of an outcome; improvements alone earn at most 0.15."""
+
+
+class Sepsis:
+    """Treatment of a patient whose response depends on a hidden regime that changes a few times per episode."""
+
+    name: ClassVar[str] = "sepsis"
+    train_tasks: ClassVar[tuple[str, ...]] = ("regimes",)
+    metrics: tuple[Metric, ...] = (
+        Metric(name="accuracy", label="Accuracy"),
+        Metric(name="post_shift_accuracy", label="Post-shift accuracy"),
+        *(Metric(name=f"{regime}_accuracy", label=f"Accuracy, {regime}", partial=True) for regime in REGIMES),
+        Metric(name="recovery_rate", label="Recovery rate"),
+        Metric(name="death_rate", label="Death rate", higher_is_better=False),
+    )
+
+    def __init__(self, config: SepsisConfig) -> None:
+        self.config = config
+        self.spec = config.spec
+        self.task = "regimes"
+        changed = {f.name: getattr(config, f.name) for f in fields(config) if getattr(config, f.name) != f.default}
+        self.setting = ",".join(f"{name}={value}" for name, value in changed.items()) or "default"
+        if config.cohort is not None:
+            prepare(config.cohort)  # a file that cannot be used is refused before anything is built on it
+
+    def simulator(self, split: Split, device: torch.device | str) -> SepsisSimulator:
+        """Validation plays other episodes with training patients; test patients are nobody else's."""
+        cohort = prepare(self.config.cohort)
+        everyone = len(cohort.clinical_PF)
+        patients = (cohort.num_train, everyone) if split == "test" else (0, cohort.num_train)
+        return SepsisSimulator(self.config, cohort, patients, device)
+
+    def measure(self, trajectory: Trajectory) -> dict[str, Tensor]:
+        """A regime's accuracy is NaN, not defined, in an episode in which it never occurs."""
+        regime_BT, valid_BT = trajectory.facts["regime"], trajectory.valid
+        right_BT = (trajectory.action == trajectory.target).float()
+        shifted_BT = since_shift(regime_BT) < POST_SHIFT_STEPS
+        by_regime = {f"{name}_accuracy": _mean(right_BT, valid_BT & (regime_BT == r)) for r, name in enumerate(REGIMES)}
+        reward_BT = torch.where(valid_BT & trajectory.done, trajectory.reward, 0.0)
+        return {
+            "accuracy": _mean(right_BT, valid_BT),
+            "post_shift_accuracy": _mean(right_BT, valid_BT & shifted_BT),
+            **by_regime,
+            "recovery_rate": (reward_BT > BONUS).any(1).float(),
+            "death_rate": (reward_BT < -BONUS).any(1).float(),
+        }
+
+    def references(self) -> dict[str, Agent[Any]]:
+        """The ceiling knows how long segments last; the other filter knows how many there are on average."""
+        c = self.config
+        mean_segments = (c.min_segments + c.max_segments) / 2
+        return {
+            "ceiling": SegmentFilter(c),
+            "constant-hazard": HazardFilter(c, hazard=mean_segments / c.horizon),
+            "random": UniformAgent(self.spec),
+        }
+
+
+def since_shift(regime_BT: Tensor) -> Tensor:
+    """(B, T) steps since the present regime began; 0 where it begins, the first one included."""
+    t_T = torch.arange(regime_BT.shape[1], device=regime_BT.device)
+    begins_BT = torch.ones_like(regime_BT, dtype=torch.bool)
+    begins_BT[:, 1:] = regime_BT[:, 1:] != regime_BT[:, :-1]
+    return t_T - torch.where(begins_BT, t_T, 0).cummax(1).values
+
+
+def _mean(x_BT: Tensor, counts_BT: Tensor) -> Tensor:
+    """(B,) mean over the steps that count; NaN where none does."""
+    return torch.where(counts_BT, x_BT, 0.0).sum(1) / counts_BT.sum(1)

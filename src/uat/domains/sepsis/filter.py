@@ -1,0 +1,153 @@
+"""Bayes filters of the sepsis domain: what the best-informed agent believes of the regime, and does.
+
+They know the generative model, see the physiological state without observation noise, and know their own actions.
+How the state moved weighs the regimes; the schedule then moves the belief on. They play the arg-max of the posterior
+over the expert's action and never act in order to learn: references that a policy may pass by a little.
+
+`HazardFilter` believes that a regime ends with the same chance at every step, which is simple and not true.
+`SegmentFilter` knows the law of segment lengths.
+
+Axes: B streams, R regimes, A actions, J segments after the present one, S first step of the present segment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from uat.domains.sepsis.schedule import NUM_REGIMES
+from uat.domains.sepsis.treatment import ACTIONS, EXPERT, Physiology
+from uat.domains.sepsis.world import SepsisConfig
+from uat.types import Step, TensorFields
+
+
+@dataclass(slots=True, kw_only=True)
+class Belief(TensorFields):
+    """What each stream believes after its last step, and what it needs to judge the next one."""
+
+    weight: Tensor
+    """(B, R), or (B, J, S, R), up to a factor per stream."""
+    total_B: Tensor
+    """Its sum, divided out with the next step."""
+    state_B3: Tensor
+    """As it was one step before."""
+    seen_B3: Tensor
+    """As it is now."""
+    action_B: Tensor
+    repeats_B: Tensor
+    t_B: Tensor
+
+
+@dataclass(slots=True, kw_only=True)
+class Model(TensorFields):
+    """The generative model as the filters use it, in double precision."""
+
+    physiology: Physiology
+    prior: Tensor
+    """(R,), or (J, R), of an episode's first step."""
+    hazard: Tensor
+    """Chance that a regime is over: a single number, or (T, J, S)."""
+    other_RR: Tensor
+    """Law of the regime after a change."""
+    label_RA: Tensor
+
+    @classmethod
+    def of(cls, config: SepsisConfig, prior: Tensor, hazard: Tensor) -> Model:
+        return cls(
+            physiology=config.physiology(torch.float64),
+            prior=prior / prior.sum(),
+            hazard=hazard,
+            other_RR=(1 - torch.eye(NUM_REGIMES, dtype=torch.float64)) / (NUM_REGIMES - 1),
+            label_RA=one_hot(torch.tensor(EXPERT), len(ACTIONS)).double(),
+        )
+
+
+class HazardFilter:
+    """Believes that every step ends the regime with the same chance; its belief is over the regime alone."""
+
+    sampled: ClassVar[bool] = False
+
+    def __init__(self, config: SepsisConfig, hazard: float) -> None:
+        self.config = config
+        prior_R = torch.ones(NUM_REGIMES, dtype=torch.float64)
+        self.model = Model.of(config, prior_R, torch.tensor(hazard, dtype=torch.float64))
+
+    def init_state(self, streams: int, capacity: int, device: torch.device | str) -> Belief:
+        self.model = self.model.to(device)
+        nothing_B3 = torch.zeros(streams, 3, dtype=torch.float64, device=device)
+        return Belief(
+            weight=self._blank(streams),
+            total_B=torch.ones(streams, dtype=torch.float64, device=device),
+            state_B3=nothing_B3,
+            seen_B3=nothing_B3,
+            action_B=torch.full((streams,), -1, device=device),
+            repeats_B=torch.zeros(streams, dtype=torch.long, device=device),
+            t_B=torch.zeros(streams, dtype=torch.long, device=device),
+        )
+
+    def look(self, state: Belief, facts: dict[str, Tensor]) -> Belief:
+        """What no policy is shown: the state itself."""
+        return replace(state, state_B3=state.seen_B3, seen_B3=facts["state"].double())
+
+    def step(self, state: Belief, step: Step) -> tuple[Tensor, Belief]:
+        first_B, action_B = step.first, step.prev_action
+        repeats_B = torch.where((action_B == state.action_B) & ~first_B, state.repeats_B + 1, 1)
+        t_B = torch.where(first_B, 0, (state.t_B + 1).clamp_max(self.config.horizon - 1))
+        likelihood_BR = self.likelihood(state.state_B3, state.seen_B3, action_B.clamp_min(0), repeats_B)
+        factor_BR = likelihood_BR / state.total_B[:, None]
+        factor_BR = torch.where(first_B[:, None], 0.0, factor_BR)  # whoever starts anew forgets
+        weight, regime_BR = self._moved_on(state.weight, factor_BR, first_B, t_B)
+        total_B = regime_BR.sum(1)
+        after = replace(state, weight=weight, total_B=total_B, action_B=action_B, repeats_B=repeats_B, t_B=t_B)
+        return (regime_BR / total_B[:, None] @ self.model.label_RA).log(), after
+
+    def likelihood(self, old_B3: Tensor, new_B3: Tensor, action_B: Tensor, repeats_B: Tensor) -> Tensor:
+        """(B, R) of the new state under each regime, up to a factor per stream; at a limit, of reaching beyond it."""
+        physiology, noise = self.model.physiology, self.config.state_noise
+        effect_BR = physiology.effect_RA[:, action_B].T
+        expected_BR3 = physiology.expected(old_B3[:, None], effect_BR, repeats_B[:, None])
+        new_B13 = new_B3[:, None]
+        inside = -0.5 * ((new_B13 - expected_BR3) / noise).square()
+        log_BR3 = torch.where(new_B13 <= 0, torch.special.log_ndtr(-expected_BR3 / noise), inside)
+        log_BR3 = torch.where(new_B13 >= 1, torch.special.log_ndtr((expected_BR3 - 1) / noise), log_BR3)
+        log_BR = log_BR3.sum(-1)
+        return (log_BR - log_BR.amax(1, keepdim=True)).exp()
+
+    def _blank(self, streams: int) -> Tensor:
+        return torch.zeros(streams, NUM_REGIMES, dtype=torch.float64, device=self.model.prior.device)
+
+    def _moved_on(self, weight: Tensor, factor_BR: Tensor, first_B: Tensor, t_B: Tensor) -> tuple[Tensor, Tensor]:
+        """The belief weighed by how the state moved and taken one step on, and its sums over regimes (B, R)."""
+        m, weighed_BR = self.model, weight * factor_BR
+        weight_BR = (1 - m.hazard) * weighed_BR + m.hazard * (weighed_BR @ m.other_RR) + first_B[:, None] * m.prior
+        return weight_BR, weight_BR
+
+
+class SegmentFilter(HazardFilter):
+    """Knows how long segments last. Its belief is exact, over (segments to come, first step of this one, regime)."""
+
+    def __init__(self, config: SepsisConfig) -> None:
+        self.config = config
+        prior_JR = torch.zeros(config.max_segments, NUM_REGIMES, dtype=torch.float64)
+        prior_JR[config.min_segments - 1 :] = 1.0
+        self.model = Model.of(config, prior_JR, config.segments.hazards().permute(2, 0, 1).contiguous())
+
+    def _blank(self, streams: int) -> Tensor:
+        _, after, starts = self.model.hazard.shape
+        return torch.zeros(streams, after, starts, NUM_REGIMES, dtype=torch.float64, device=self.model.prior.device)
+
+    def _moved_on(self, weight: Tensor, factor_BR: Tensor, first_B: Tensor, t_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Segments that are over hand their weight to a new one that begins now, with one segment fewer to come."""
+        m, factor_B1R = self.model, factor_BR[:, None]
+        hazard_BJS = m.hazard[t_B]
+        over_BJR = (hazard_BJS[:, :, None] @ weight)[:, :, 0] * factor_B1R
+        begins_BJR = torch.cat([over_BJR[:, 1:] @ m.other_RR, torch.zeros_like(over_BJR[:, :1])], dim=1)
+        weight = weight * (1 - hazard_BJS)[..., None]
+        weight *= factor_B1R[:, None]
+        each_B = torch.arange(len(t_B), device=t_B.device)
+        weight[each_B, :, t_B] += begins_BJR + first_B[:, None, None] * m.prior
+        return weight, weight.sum((1, 2))
