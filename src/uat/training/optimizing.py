@@ -17,12 +17,11 @@ from uat.types import Batch
 
 def build_optimizer(policy: Policy, config: TrainConfig) -> torch.optim.Adam:
     """Adam with its state in place from the start: a fresh run and a resumed one look alike."""
-    rates = {"base": config.lr, "utility": config.utility_lr}
     device = next(policy.parameters()).device
-    groups = [
-        {"params": parameters, "lr": torch.tensor(rates[name], device=device), "peak_lr": rates[name], "name": name}
-        for name, parameters in policy.parameter_groups().items()
-    ]
+    groups = []
+    for name, parameters in policy.parameter_groups().items():
+        rate = rate_of(name, policy, config)
+        groups.append({"params": parameters, "lr": torch.tensor(rate, device=device), "peak_lr": rate, "name": name})
     on_cuda = device.type == "cuda"
     optimizer = torch.optim.Adam(groups, weight_decay=config.weight_decay, capturable=on_cuda, fused=True)
     for group in optimizer.param_groups:
@@ -30,6 +29,20 @@ def build_optimizer(policy: Policy, config: TrainConfig) -> torch.optim.Adam:
             zeros = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
             optimizer.state[p] = {"step": torch.zeros((), device=device), **zeros}
     return optimizer
+
+
+def rate_of(group: str, policy: Policy, config: TrainConfig) -> float:
+    """The learning rate of a group of parameters: `train.lr` for "base"; for others GROUP_lr, a setting of the method
+    or of training."""
+    if group == "base":
+        return config.lr
+    for section in (policy.config, config):
+        if hasattr(section, f"{group}_lr"):
+            return getattr(section, f"{group}_lr")
+    raise ValueError(
+        f"{type(policy).__name__} has a parameter group {group!r}, and neither {type(policy.config).__name__} nor "
+        f"TrainConfig has a setting {group}_lr"
+    )
 
 
 def set_rates(optimizer: torch.optim.Optimizer, config: TrainConfig, epoch: int) -> None:
@@ -50,4 +63,7 @@ def optimize(phase: Phase, batch: Batch, optimizer: torch.optim.Optimizer, clip:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     norm = nn.utils.clip_grad_norm_(parameters, clip)
     optimizer.step()
+    if phase.after_step is not None:
+        with torch.no_grad():
+            phase.after_step()
     return {**{f"loss/{name}": part.detach() for name, part in parts.items()}, "gradient_norm": norm}
