@@ -270,7 +270,7 @@ def test_a_group_learns_at_the_setting_of_its_name(toy: Callable[..., RunConfig]
 
 def test_a_group_without_a_rate_is_named(toy: Callable[..., RunConfig], tmp_path: Path) -> None:
     _, policy = trainer(toy(), tmp_path)
-    with pytest.raises(ValueError, match=r"group 'slow', and neither LoggedToyConfig nor TrainConfig .* slow_lr"):
+    with pytest.raises(ValueError, match=r"group 'slow' without .* LoggedToyConfig has no setting slow_lr"):
         rate_of("slow", policy, TrainConfig())
 
 

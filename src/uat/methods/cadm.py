@@ -55,7 +55,7 @@ class CaDMConfig:
     d_context: int = 10
     """Width of the context."""
     context_steps: int = 10
-    """K: transitions that the context is made of."""
+    """Transitions that the context is made of, K."""
     d_encoder: int = 256
     """Width of the context encoder's first hidden layer; the next two have a half and a quarter of it."""
     members: int = 5
@@ -65,11 +65,11 @@ class CaDMConfig:
     num_hidden: int = 4
     """Hidden layers of each dynamics network."""
     future_steps: int = 10
-    """J: steps ahead that one context must serve."""
+    """Steps ahead that one context must serve, J; the paper's M."""
     backward_weight: float = 0.5
-    """β: weight of the backward prediction's loss."""
+    """Weight β of the backward prediction's loss."""
     plan_steps: int = 3
-    """h: actions of a plan; all plans of this length are compared."""
+    """Actions of a plan, h; all plans of this length are compared."""
     random_share: float = 0.3
     """Share of the log's actions that are uniformly random; the others are the expert's."""
 

@@ -43,11 +43,11 @@ class IQLConfig(VanillaConfig):
     expectile: float = 0.7
     """Which expectile τ of the action values V is: 0.5 is their mean under the log, near 1 their best."""
     temperature: float = 3.0
-    """β of the weights exp(β advantage): 0 clones the log, the larger the greedier."""
+    """The β of the weights exp(β advantage): 0 clones the log, the larger the greedier."""
     largest_weight: float = 100.0
     """Where those weights are clipped."""
     discount: float = 0.99
-    """γ: what a reward one step later is worth."""
+    """What a reward one step later is worth, γ."""
     target_rate: float = 0.005
     """How far the target network goes toward the learnt one after each step."""
     random_share: float = 0.3

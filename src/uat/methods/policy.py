@@ -129,7 +129,8 @@ class Policy(nn.Module, ABC):
         return (Phase("imitation", self.loss),)
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """Learnt parameters by learning rate: "base" at `train.lr`, a group NAME at the setting NAME_lr.
+        """Learnt parameters by learning rate: "base" at `train.lr`, "utility" at `train.utility_lr` where a method has
+        a faster part, and any other NAME at the method's own setting NAME_lr.
 
         What no gradient moves (`requires_grad` False, such as averages of weights) is in none, and in checkpoints.
         """

@@ -32,17 +32,13 @@ def build_optimizer(policy: Policy, config: TrainConfig) -> torch.optim.Adam:
 
 
 def rate_of(group: str, policy: Policy, config: TrainConfig) -> float:
-    """The learning rate of a group of parameters: `train.lr` for "base"; for others GROUP_lr, a setting of the method
-    or of training."""
-    if group == "base":
-        return config.lr
-    for section in (policy.config, config):
-        if hasattr(section, f"{group}_lr"):
-            return getattr(section, f"{group}_lr")
-    raise ValueError(
-        f"{type(policy).__name__} has a parameter group {group!r}, and neither {type(policy.config).__name__} nor "
-        f"TrainConfig has a setting {group}_lr"
-    )
+    """The learning rate of a group of parameters: one of training's own, or the method's setting GROUP_lr."""
+    rates = {"base": config.lr, "utility": config.utility_lr}
+    rate = rates.get(group, getattr(policy.config, f"{group}_lr", None))
+    if rate is None:
+        known = f"training knows {', '.join(rates)}, and {type(policy.config).__name__} has no setting {group}_lr"
+        raise ValueError(f"{type(policy).__name__} has a parameter group {group!r} without a learning rate: {known}")
+    return rate
 
 
 def set_rates(optimizer: torch.optim.Optimizer, config: TrainConfig, epoch: int) -> None:
