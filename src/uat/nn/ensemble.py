@@ -43,7 +43,7 @@ class Ensemble(nn.Module):
         return self.layers[-1](x_MNI)
 
 
-def gaussian_nll(mean_MND: Tensor, found_ND: Tensor, valid_N: Tensor, least: float = 1e-8) -> Tensor:
+def gaussian_nll(mean_MND: Tensor, found_ND: Tensor, valid_N: Tensor, least: float = 1e-6) -> Tensor:
     """-log N(found; mean, variance) up to a constant, averaged over members and outputs: (N,).
 
     Each output has one variance, the one under which these rows are likeliest: outputs of any scale weigh alike.
