@@ -31,6 +31,9 @@ SPECS: dict[str, Spec] = {
 }
 """Every kind of observation with every kind of action."""
 
+IN_THE_DARK = [name for name, method in METHODS.items() if method.serves("darkroom")]
+"""Methods that serve the dark room, where most tests play."""
+
 LARGE = Spec(obs=Items(60_000), action=Discrete(60_000), horizon=4)
 """A catalogue as large as a recommender's."""
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import uat
+from tests.builders import IN_THE_DARK
 from uat.config import (
     PRESETS,
     EvaluationConfig,
@@ -260,7 +261,7 @@ def test_a_section_is_not_a_setting(section: str) -> None:
         override(smoke(), {section: 1})
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", IN_THE_DARK)
 def test_every_setting_that_is_offered_can_be_set(method: str) -> None:
     config = smoke(method)
     for path in setting_names(config):
@@ -277,8 +278,9 @@ def test_a_name_that_chose_the_settings_cannot_be_changed_afterwards(name: str) 
 # ---------------------------------------------------------------- identity
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if not METHODS[name].changes])  # variants share settings
+@pytest.mark.parametrize("method", [name for name in IN_THE_DARK if not METHODS[name].changes])
 def test_every_setting_changes_the_identity(method: str) -> None:
+    """Variants share their settings with what they vary."""
     config = smoke(method)
     paths = [path for path in setting_names(config) if "." in path or path == "seed"]
     changed = {path: override(config, {path: another(value_at(config, path))}).identity() for path in paths}

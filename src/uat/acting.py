@@ -6,12 +6,37 @@ captured as one CUDA graph. Randomness of worlds and of sampled actions is hande
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from uat.types import Agent, Discrete, Noise, Simulator, Spec, Step, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """Who fills logs: the privileged expert, with a share of uniformly random actions.
+
+    It knows the world's expert, so it is no Agent. Among ids a share of the actions is random; a weight vector is a
+    share of the way from the expert's to the uniform one.
+    """
+
+    random_share: float = 0.3
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.random_share <= 1:
+            raise ValueError(f"random_share={self.random_share} must lie in [0, 1]")
+
+    def logits(self, target: Tensor, spec: Spec, allowed_BA: Tensor | None) -> Tensor:
+        """log of (1 - share) expert + share uniform over what is allowed: (B, A)."""
+        if isinstance(spec.action, Discrete):
+            target = target[:, None] == torch.arange(spec.action.count, device=target.device)
+        expert_BA = target.double()
+        every_BA = torch.ones_like(expert_BA) if allowed_BA is None else allowed_BA.double()
+        uniform_BA = every_BA / every_BA.sum(-1, keepdim=True)
+        return torch.lerp(expert_BA, uniform_BA, self.random_share).log().float()
 
 
 def choose(logits_BA: Tensor, spec: Spec, gumbel_BA: Tensor | None = None) -> Tensor:
@@ -36,7 +61,7 @@ def look(agent: Any, state: Any, facts: dict[str, Tensor]) -> Any:
 
 @torch.no_grad()
 def rollout(
-    agent: Agent[Any] | None, simulator: Simulator[Any], noise: Noise, gumbel_BTA: Tensor | None = None
+    agent: Agent[Any] | Behaviour | None, simulator: Simulator[Any], noise: Noise, gumbel_BTA: Tensor | None = None
 ) -> Trajectory:
     """Play one episode in each world: greedily, or sampling with the noise given; without an agent the expert plays.
 
@@ -47,14 +72,16 @@ def rollout(
         raise ValueError(f"reward_lag={spec.reward_lag} is for logs: in a simulator the reward comes after the action")
     world, obs = simulator.reset(noise)
     streams, device = obs.shape[0], obs.device
-    state = agent.init_state(streams, spec.horizon, device) if agent else None
+    state = None if agent is None or isinstance(agent, Behaviour) else agent.init_state(streams, spec.horizon, device)
     history = spec.clock.begin(spec.no_action(streams, device))
     record: dict[str, list[Tensor]] = {}
     for t in range(spec.horizon):
         target, allowed, facts = simulator.expert(world), simulator.allowed(world), simulator.facts(world)
         action = target
-        if agent is not None:
-            gumbel_BA = None if gumbel_BTA is None else gumbel_BTA[:, t]
+        gumbel_BA = None if gumbel_BTA is None else gumbel_BTA[:, t]
+        if isinstance(agent, Behaviour):
+            action = choose(agent.logits(target, spec, allowed), spec, gumbel_BA)
+        elif agent is not None:
             state = look(agent, state, facts)
             action, state = decide(agent, spec, state, history.step(obs, allowed), gumbel_BA)
         seen = {"obs": obs, "target": target, **({} if allowed is None else {"allowed": allowed})}

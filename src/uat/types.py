@@ -236,9 +236,7 @@ class Clock:
 
     def batch(self, trajectory: Trajectory) -> Batch:
         """Padding may hold anything; a policy finds nothing there."""
-        valid, reward_BT = trajectory.valid, trajectory.reward
-        if not reward_BT.is_floating_point():  # clicks and counts are numbers, not ids
-            reward_BT = reward_BT.float()
+        valid, reward_BT = trajectory.valid, _numbers(trajectory.reward)
         return Batch(
             obs=blank(trajectory.obs, valid),
             prev_action=blank(shift(trajectory.action, 1), valid),
@@ -250,10 +248,19 @@ class Clock:
             happened=trajectory,
         )
 
+    def earned(self, trajectory: Trajectory) -> Tensor:
+        """(B, T) what each step earned, scaled as policies are told of it: for losses that learn from rewards."""
+        return blank(_numbers(trajectory.reward), trajectory.valid) * self.reward_scale
+
     def begin(self, no_action_B: Tensor) -> History:
         """The feedback of B episodes that start now."""
         no_reward_B = torch.zeros(no_action_B.shape[0], device=no_action_B.device)
         return History(clock=self, actions=[no_action_B], rewards=[no_reward_B] * self.reward_lag)
+
+
+def _numbers(reward_BT: Tensor) -> Tensor:
+    """Clicks and counts are numbers, not ids."""
+    return reward_BT if reward_BT.is_floating_point() else reward_BT.float()
 
 
 @dataclass(slots=True, kw_only=True)

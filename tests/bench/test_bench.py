@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.builders import IN_THE_DARK
 from uat.bench import Bench
 from uat.bench.__main__ import main as plain_main
 from uat.bench.__main__ import parser
@@ -26,7 +27,6 @@ from uat.bench.run import Result, bench
 from uat.bench.steps import Stepping, tensors
 from uat.bench.timing import Call, Row, measure, numpy_obeys, quantile, quiet, threads
 from uat.cli import main
-from uat.methods import METHODS
 from uat.types import Weights
 
 CPU = torch.device("cpu")
@@ -264,7 +264,7 @@ def test_one_thread_is_claimed_for_numpy_only_where_it_obeys(monkeypatch: pytest
 # ---------------------------------------------------------------- what is timed
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", IN_THE_DARK)
 def test_the_cached_step_that_is_timed_decides_what_the_twin_decides(method: str) -> None:
     """And every call sees the same context, however often it is repeated."""
     stepping = Stepping(settings(method, QUICK, "fp32"), 3, 12, CPU)

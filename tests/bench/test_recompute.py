@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import uat
+from tests.builders import IN_THE_DARK
 from uat.acting import rollout
 from uat.bench.recompute import Recomputing
-from uat.methods import METHODS
 from uat.training.playing import Player
 from uat.training.trainer import build_policy
 
@@ -26,7 +26,7 @@ def played(method: str, preset: str, episodes: int) -> tuple[Any, ...]:
     return policy, simulator, noise, noise.pop("actions")
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", IN_THE_DARK)
 def test_recomputing_the_history_gives_the_same_episodes(method: str) -> None:
     policy, simulator, noise, sampling = played(method, "smoke", 5)
     cached = rollout(policy, simulator, noise, sampling)

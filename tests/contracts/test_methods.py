@@ -24,13 +24,24 @@ from tests.builders import (
     with_other_feedback,
 )
 from uat.acting import choose
+from uat.config import TrainConfig
 from uat.methods import METHODS, Policy, training_name
 from uat.noise import gumbel
 from uat.runs import load_policy, save_policy
+from uat.training.optimizing import rate_of
 from uat.types import Batch, Discrete, Spec, Trajectory
 
 every_method = pytest.mark.parametrize("method", METHODS)
-every_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+PAIRS = {(method, spec): METHODS[method].policy.refusal(SPECS[spec]) for method in METHODS for spec in SPECS}
+"""Every method with every kind of problem, and why it is none for the method, if so."""
+every_pair = pytest.mark.parametrize(
+    ("method", "spec"),
+    [
+        pytest.param(method, SPECS[spec], id=f"{method}-{spec}")
+        for (method, spec), reason in PAIRS.items()
+        if not reason
+    ],
+)
 positioned_methods = pytest.mark.parametrize(
     "method", [name for name in METHODS if "max_positions" in {f.name for f in fields(METHODS[name].config)}]
 )
@@ -54,27 +65,46 @@ def answers(policy: Policy, batch: Batch) -> Mapping[str, Tensor]:
     return {"at once": policy.logits(batch), "step by step": stream(policy, batch)}
 
 
+# ---------------------------------------------------------------- what is served
+
+
+@pytest.mark.parametrize(("method", "spec"), [pair for pair, reason in PAIRS.items() if reason])
+def test_a_problem_that_is_refused_is_refused_with_its_kind(method: str, spec: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        build(method, SPECS[spec])
+    assert str(SPECS[spec].action) in str(caught.value) or str(SPECS[spec].obs) in str(caught.value)
+
+
+@every_method
+def test_every_method_serves_some_problem_and_those_of_all_domains_serve_all(method: str) -> None:
+    reasons = [reason for (name, _), reason in PAIRS.items() if name == method]
+    assert None in reasons
+    assert METHODS[method].domains is not None or set(reasons) == {None}
+
+
 # ---------------------------------------------------------------- learning
 
 
-@every_spec
-@every_method
+@every_pair
 def test_loss_is_finite_and_reaches_every_parameter(method: str, spec: Spec) -> None:
     policy, batch = build_random(method, spec), random_batch(spec, episodes=8)
     assert total_loss(policy, batch).isfinite()
     for name, gradient in gradients(policy, batch).items():
+        if not policy.get_parameter(name).requires_grad:
+            assert gradient is None, f"{name} is not learnt, and has a gradient"
+            continue
         assert gradient is not None, f"{name} has no gradient"
         assert gradient.isfinite().all(), f"{name} has a gradient that is not finite"
         assert gradient.abs().max() > 0, f"{name} has a zero gradient"
 
 
-@every_spec
-@every_method
+@every_pair
 def test_every_parameter_learns_at_one_rate(method: str, spec: Spec) -> None:
     policy = build(method, spec)
     grouped = [id(p) for group in policy.parameter_groups().values() for p in group]
-    assert sorted(grouped) == sorted(id(p) for p in policy.parameters())
-    assert policy.parameter_groups().keys() <= {"base", "utility"}
+    assert sorted(grouped) == sorted(id(p) for p in policy.parameters() if p.requires_grad)
+    for group in policy.parameter_groups():
+        assert rate_of(group, policy, TrainConfig()) > 0
 
 
 @every_method
@@ -105,8 +135,7 @@ PADDING = [("obs", "noise"), ("obs", "nan"), ("action", "noise"), ("reward", "no
 
 
 @pytest.mark.parametrize(("field", "kind"), [*PADDING, ("target", "nan"), ("allowed", "all false")])
-@every_spec
-@every_method
+@every_pair
 def test_padding_never_changes_a_loss(method: str, spec: Spec, field: str, kind: str) -> None:
     policy = build_random(method, spec)
     clean = random_trajectory(spec, episodes=6, masked=True)
@@ -117,13 +146,15 @@ def test_padding_never_changes_a_loss(method: str, spec: Spec, field: str, kind:
     before, after = (spec.clock.batch(trajectory) for trajectory in (clean, dirty))
     assert torch.equal(total_loss(policy, before), total_loss(policy, after))
     expected = {name: g.clone() for name, g in gradients(policy, before).items() if g is not None}
-    for name, gradient in gradients(policy, after).items():
-        assert gradient is not None
+    found = {name: g for name, g in gradients(policy, after).items() if g is not None}
+    assert found.keys() == expected.keys()
+    for name, gradient in found.items():
         assert torch.equal(gradient, expected[name]), name
 
 
-@every_method
+@pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].domains is None])
 def test_large_vocabularies_are_carried(method: str) -> None:
+    """By every method that serves every domain; others know theirs."""
     policy = build_random(method, LARGE, dtype=torch.float32, d_model=6, num_heads=2)
     batch = random_batch(LARGE, episodes=2)
     assert gradients(policy, batch)["head.linear.weight"] is not None
@@ -140,16 +171,14 @@ def test_large_vocabularies_are_carried(method: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-@every_spec
-@every_method
+@every_pair
 def test_streaming_equals_all_at_once(method: str, spec: Spec, dtype: torch.dtype) -> None:
     found = answers(build_random(method, spec, dtype=dtype), random_batch(spec, episodes=5))
     atol = 1e-10 if dtype == torch.float64 else 1e-5 * largest(found["at once"])
     torch.testing.assert_close(found["step by step"], found["at once"], rtol=0, atol=atol)
 
 
-@every_spec
-@every_method
+@every_pair
 def test_future_changes_no_earlier_output(method: str, spec: Spec) -> None:
     policy = build_random(method, spec)
     batch, other = (random_batch(spec, seed=seed, whole=True) for seed in (1, 2))
@@ -166,8 +195,7 @@ def test_future_changes_no_earlier_output(method: str, spec: Spec) -> None:
 
 
 @pytest.mark.parametrize("lag", [1, 3])
-@every_spec
-@every_method
+@every_pair
 def test_present_reward_and_action_change_no_output_yet(method: str, spec: Spec, lag: int) -> None:
     """action[t] is known from t + 1 on, reward[t] from t + lag on."""
     spec = replace(spec, reward_lag=lag)
@@ -184,8 +212,7 @@ def test_present_reward_and_action_change_no_output_yet(method: str, spec: Spec,
 
 
 @pytest.mark.parametrize("part", ["action", "reward"])
-@every_spec
-@every_method
+@every_pair
 def test_feedback_is_seen_exactly_as_declared(method: str, spec: Spec, part: str) -> None:
     policy, trajectory = build_random(method, spec), random_trajectory(spec, whole=True)
     other = with_other_feedback(trajectory, action=part == "action", reward=part == "reward")
@@ -200,8 +227,7 @@ def test_feedback_is_seen_exactly_as_declared(method: str, spec: Spec, part: str
 # ---------------------------------------------------------------- acting
 
 
-@every_spec
-@every_method
+@every_pair
 def test_masked_actions_have_probability_zero(method: str, spec: Spec) -> None:
     policy, batch = build_random(method, spec, dtype=torch.float32), random_batch(spec, masked=True)
     assert batch.allowed is not None
@@ -217,8 +243,7 @@ def test_masked_actions_have_probability_zero(method: str, spec: Spec) -> None:
             assert action[~batch.allowed].max() == 0, way
 
 
-@every_spec
-@every_method
+@every_pair
 def test_step_reads_no_value_on_the_host(method: str, spec: Spec) -> None:
     """Meta tensors hold no values, so that whatever would block a CUDA graph raises here."""
     policy = build(method, spec, dtype=torch.float32).to("meta")
@@ -229,8 +254,7 @@ def test_step_reads_no_value_on_the_host(method: str, spec: Spec) -> None:
             assert logits.shape == (3, spec.action.count)
 
 
-@every_spec
-@every_method
+@every_pair
 def test_acting_leaves_the_weights_alone(method: str, spec: Spec) -> None:
     policy, batch = build_random(method, spec), random_batch(spec)
     before = {name: value.clone() for name, value in policy.state_dict().items()}
@@ -241,8 +265,7 @@ def test_acting_leaves_the_weights_alone(method: str, spec: Spec) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-@every_spec
-@every_method
+@every_pair
 def test_saved_policy_comes_back_to_the_last_bit(method: str, spec: Spec, dtype: torch.dtype, tmp_path: Path) -> None:
     policy, batch = build_random(method, spec, dtype=dtype), random_batch(spec)
     save_policy(tmp_path / "policy.safetensors", policy, method)

@@ -38,7 +38,7 @@ def method_rows() -> list[dict[str, Any]]:
         configs = {domain: recipe(domain, name) for domain, method_name in pairs() if method_name == name}
         policies = {domain: method.build(c.build_domain().spec, c.method) for domain, c in configs.items()}
         sizes = {f"parameters:{d}": sum(p.numel() for p in policy.parameters()) for d, policy in policies.items()}
-        sees = sorted(next(iter(policies.values())).sees)
+        sees = sorted(next(iter(policies.values()), method.policy).sees)
         rows.append({"method": name, "sees": sees, "domains": list(policies), **sizes, "what": method.summary})
     return rows
 

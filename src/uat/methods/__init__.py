@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from uat.methods.adt import ADT, ADTConfig
+from uat.methods.cadm import CaDM, CaDMConfig
 from uat.methods.cotta import Cotta, CottaConfig
 from uat.methods.dt import DT, DTConfig
 from uat.methods.gtrxl import GTrXL, GTrXLConfig
+from uat.methods.iql import IQL, IQLConfig
 from uat.methods.policy import Phase, Policy
 from uat.methods.tent import Tent, TentConfig
 from uat.methods.uat import UAT, UATConfig
@@ -77,6 +79,18 @@ METHODS: dict[str, Method] = {
     ),
     "uat-no-bias": Method(
         policy=UAT, config=UATConfig, summary="UAT without the offsets U", changes={"utility_bias": False}
+    ),
+    "iql": Method(
+        policy=IQL,
+        config=IQLConfig,
+        summary="implicit Q-learning from logs; acts on observations alone",
+        domains=("sepsis",),
+    ),
+    "cadm": Method(
+        policy=CaDM,
+        config=CaDMConfig,
+        summary="plans under a model of the world that knows its context, learnt from logs",
+        domains=("sepsis",),
     ),
 }
 

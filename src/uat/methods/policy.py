@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from uat.acting import choose
+from uat.acting import Behaviour, choose
 from uat.nn import kernels
 from uat.nn.blocks import Trace, Transformer
 from uat.nn.heads import Head
 from uat.nn.utility import UtilityGates
-from uat.types import Batch, Losses, Spec, Step, masked_sum
+from uat.types import Batch, Losses, Spec, Step, check_choices, masked_sum
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One stage of training: what is minimised. Cloning is one phase; other methods may have several."""
+    """One stage of training: what is minimised, on whose episodes. Cloning is one phase; other methods have several."""
 
     name: str
     loss: Callable[[Batch], Losses]
+    behaviour: Behaviour | None = None
+    """Who plays the episodes: the policy itself as it is by now, or whoever fills a log."""
+    share: float = 1.0
+    """How many epochs, as a share of `train.epochs`."""
+    after_step: Callable[[], None] | None = None
+    """What follows each optimizer step, on the device, as part of it: such as an average of weights."""
+    judged_by: Literal["play", "loss", "nothing"] = "play"
+    """What decides which weights are best and when to stop: the domain's metric in greedy play, this phase's loss on
+    validation episodes of the same source, or nothing: the last weights are kept."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        if not 0 < self.share < math.inf:
+            raise ValueError(f"phase {self.name!r}: share={self.share} must be positive and finite")
+
+    def epochs(self, most: int) -> int:
+        """Epochs of this phase, if a whole one has so many."""
+        return max(1, round(self.share * most))
 
 
 class Policy(nn.Module, ABC):
@@ -42,7 +61,14 @@ class Policy(nn.Module, ABC):
 
     def __init__(self, spec: Spec, config: Any) -> None:
         super().__init__()
+        if reason := self.refusal(spec):
+            raise ValueError(f"{type(self).__name__} {reason}")
         self.spec, self.config = spec, config
+
+    @classmethod
+    def refusal(cls, spec: Spec) -> str | None:
+        """Why a decision problem of this shape is none for the method, with the shape; None: it serves it."""
+        return None
 
     @property
     def learner(self) -> Policy:
@@ -106,8 +132,12 @@ class Policy(nn.Module, ABC):
         return (Phase("imitation", self.loss),)
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """Parameters by learning rate: "base", and "utility" where a method has a faster part."""
-        return {"base": list(self.parameters())}
+        """Learnt parameters by learning rate: "base" at `train.lr`, "utility" at `train.utility_lr` where a method has
+        a faster part, and any other NAME at the method's own setting NAME_lr.
+
+        What no gradient moves (`requires_grad` False, such as averages of weights) is in none, and in checkpoints.
+        """
+        return {"base": [p for p in self.parameters() if p.requires_grad]}
 
 
 class TransformerPolicy(Policy):

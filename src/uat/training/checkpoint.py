@@ -67,7 +67,7 @@ class Checkpoint:
         """Weights and optimizer state, by name."""
         found = {f"policy.{name}": tensor for name, tensor in self.policy.state_dict().items()}
         for name, parameter in self.policy.named_parameters():
-            for key, tensor in self.optimizer.state[parameter].items():
+            for key, tensor in self.optimizer.state.get(parameter, {}).items():
                 found[f"adam.{key}.{name}"] = tensor
         return found
 

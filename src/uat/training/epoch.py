@@ -1,9 +1,14 @@
 """One epoch of rollout-then-optimize (paper, algorithm 1): a function of weights, optimizer state, seed and index.
 
+A phase that learns from logs plays them the same way: worlds and actions of its behaviour come from (seed, id), so the
+log is written nowhere and is the same whenever it is read.
+
 On a CPU both halves run plainly; on CUDA each is captured once and replayed. The worlds are the same.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -20,11 +25,13 @@ from uat.types import Trajectory
 
 
 class Epoch:
-    """Runs the epochs of one phase. Torch's default generator is reseeded by each: call it inside `seeded`."""
+    """Runs the epochs of one phase, on what its player plays. Each reseeds torch's generator: call it in `seeded`."""
 
     def __init__(self, config: RunConfig, policy: Policy, phase: Phase, player: Player, checkpoint: Checkpoint) -> None:
         self.config, self.policy, self.phase, self.player, self.checkpoint = config, policy, phase, player, checkpoint
         self.optimizer = checkpoint.optimizer
+        self.train = replace(config.train, epochs=phase.epochs(config.train.epochs))
+        """The settings of this phase's own length."""
         self.start_B: Tensor | None = None
         self.captured: Captured[dict[str, Tensor]] | None = None
         self.capturable = True
@@ -38,7 +45,7 @@ class Epoch:
         ids = torch.arange(index * c.train.batch_size, (index + 1) * c.train.batch_size)
         trajectory = self.player.play(ids, split_seed("train", c.seed))
         self._place(ids)
-        set_rates(self.optimizer, c.train, epoch)
+        set_rates(self.optimizer, self.train, epoch)
         if self.capturable and self.captured is None and self.player.captured is not None:
             tensors = self.checkpoint.tensors().values()
             self.captured = captured_or_none(lambda: self.optimize(trajectory), "the optimize step", preserve=tensors)
@@ -52,7 +59,7 @@ class Epoch:
         self.policy.train()
         batch = self.policy.spec.clock.batch(trajectory)
         batch.start = self.start_B
-        return optimize(self.phase, batch, self.optimizer, self.config.train.clip)
+        return optimize(self.phase, batch, self.optimizer, self.train.clip)
 
     def _place(self, ids: Tensor) -> None:
         """Where these episodes start in the position table, written into the same tensor each time."""

@@ -17,12 +17,11 @@ from uat.types import Batch
 
 def build_optimizer(policy: Policy, config: TrainConfig) -> torch.optim.Adam:
     """Adam with its state in place from the start: a fresh run and a resumed one look alike."""
-    rates = {"base": config.lr, "utility": config.utility_lr}
     device = next(policy.parameters()).device
-    groups = [
-        {"params": parameters, "lr": torch.tensor(rates[name], device=device), "peak_lr": rates[name], "name": name}
-        for name, parameters in policy.parameter_groups().items()
-    ]
+    groups = []
+    for name, parameters in policy.parameter_groups().items():
+        rate = rate_of(name, policy, config)
+        groups.append({"params": parameters, "lr": torch.tensor(rate, device=device), "peak_lr": rate, "name": name})
     on_cuda = device.type == "cuda"
     optimizer = torch.optim.Adam(groups, weight_decay=config.weight_decay, capturable=on_cuda, fused=True)
     for group in optimizer.param_groups:
@@ -30,6 +29,16 @@ def build_optimizer(policy: Policy, config: TrainConfig) -> torch.optim.Adam:
             zeros = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
             optimizer.state[p] = {"step": torch.zeros((), device=device), **zeros}
     return optimizer
+
+
+def rate_of(group: str, policy: Policy, config: TrainConfig) -> float:
+    """The learning rate of a group of parameters: one of training's own, or the method's setting GROUP_lr."""
+    rates = {"base": config.lr, "utility": config.utility_lr}
+    rate = rates.get(group, getattr(policy.config, f"{group}_lr", None))
+    if rate is None:
+        known = f"training knows {', '.join(rates)}, and {type(policy.config).__name__} has no setting {group}_lr"
+        raise ValueError(f"{type(policy).__name__} has a parameter group {group!r} without a learning rate: {known}")
+    return rate
 
 
 def set_rates(optimizer: torch.optim.Optimizer, config: TrainConfig, epoch: int) -> None:
@@ -50,4 +59,7 @@ def optimize(phase: Phase, batch: Batch, optimizer: torch.optim.Optimizer, clip:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     norm = nn.utils.clip_grad_norm_(parameters, clip)
     optimizer.step()
+    if phase.after_step is not None:
+        with torch.no_grad():
+            phase.after_step()
     return {**{f"loss/{name}": part.detach() for name, part in parts.items()}, "gradient_norm": norm}

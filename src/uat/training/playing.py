@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uat.acting import rollout
+from uat.acting import Behaviour, rollout
 from uat.methods import Policy
 from uat.noise import gumbel
 from uat.training.capture import Captured, captured_or_none
@@ -22,9 +22,16 @@ class Player:
     """Plays any episodes, given by id, `streams` at a time."""
 
     def __init__(
-        self, agent: Agent[Any] | None, simulator: Simulator[Any], *, device: torch.device, sampled: bool
+        self,
+        agent: Agent[Any] | Behaviour | None,
+        simulator: Simulator[Any],
+        *,
+        device: torch.device,
+        sampled: bool,
     ) -> None:
         self.agent, self.simulator, self.device, self.sampled = agent, simulator, device, sampled
+        self.stream = "behaviour" if isinstance(agent, Behaviour) else "actions"
+        """The random stream that its actions are sampled with."""
         self.captured: Captured[Trajectory] | None = None
         self.capturable = True
         """False once a capture has failed."""
@@ -62,7 +69,7 @@ class Player:
         noise = self.simulator.noise(episode_ids, seed)
         spec = self.simulator.spec
         if self.sampled and isinstance(spec.action, Discrete):
-            flat = gumbel(seed, "actions", episode_ids.to(self.device), spec.horizon * spec.action.count)
+            flat = gumbel(seed, self.stream, episode_ids.to(self.device), spec.horizon * spec.action.count)
             noise["actions"] = flat.view(-1, spec.horizon, spec.action.count).float()
         return noise
 

@@ -7,6 +7,7 @@ import importlib.util
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from uat.training.optimizing import build_optimizer
 from uat.training.playing import Player, play_all
 from uat.training.progress import Progress
 from uat.training.surroundings import pick_device, precision, seeded
+from uat.types import Metric
 
 ShowProgress = Callable[[str, int], Progress]
 """From a label and the number of epochs to something that shows them pass."""
@@ -87,10 +89,21 @@ def _trained(config: RunConfig) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Who says which weights of a phase are best."""
+
+    numbers: Callable[[], dict[str, Tensor]]
+    """What a validation tells; still on the device."""
+    metric: Metric | None
+    """Which of the numbers decides, and which way; None: the latest weights are the best."""
+
+
 class Trainer:
     """One training: policy, worlds, checkpoint and where it stands.
 
-    The policy's learner plays, learns and is judged; its weights are the policy's own.
+    The policy's learner plays, learns and is judged; its weights are the policy's own. In a phase that learns from
+    logs somebody else plays, and the learner is still judged by its own play unless the phase says otherwise.
     """
 
     def __init__(self, run: Run, device: torch.device) -> None:
@@ -120,15 +133,19 @@ class Trainer:
         self.checkpoint.save(self.standing)
 
     def epoch(self, phase: Phase) -> Epoch:
-        return Epoch(self.config, self.learner, phase, self.player, self.checkpoint)
+        player = self.player
+        if phase.behaviour is not None:
+            player = Player(phase.behaviour, player.simulator, device=self.device, sampled=True)
+        return Epoch(self.config, self.learner, phase, player, self.checkpoint)
 
     def _train_phase(
         self, phase: Phase, progress: ShowProgress, write: Callable[[dict[str, Any]], None]
     ) -> Iterator[None]:
-        c, standing, epoch = self.config.train, self.standing, self.epoch(phase)
+        standing, epoch, judge = self.standing, self.epoch(phase), self.judge_of(phase)
+        c = epoch.train
         pending: list[dict[str, Any]] = []  # rows whose numbers still lie on the device
         what = f"{self.config.method_name} on {self.config.domain_name}/{self.domain.task}"
-        label = f"{what} ({self.player.path}, {epoch.path})"
+        label = f"{what} ({epoch.player.path}, {epoch.path})"
         since = time.perf_counter()
         with progress(label, c.epochs) as shown:
             while standing.epoch < c.epochs and not (standing.settled and self._out_of_patience()):
@@ -137,11 +154,11 @@ class Trainer:
                 standing.settled = standing.epoch % c.validate_every == 0 or standing.epoch == c.epochs
                 pending.append({"epoch": standing.total, "phase": phase.name, **numbers})
                 if standing.settled:
-                    pending[-1] |= {f"validation/{name}": value for name, value in self.validate().items()}
+                    pending[-1] |= {f"validation/{name}": value for name, value in judge.numbers().items()}
                 yield
                 if standing.settled:
                     rows, pending = [_read(row) for row in pending], []
-                    note = self._settle(rows)
+                    note = self._settle(rows, judge.metric)
                     now = time.perf_counter()
                     self.run.append("timing.jsonl", [{"epoch": standing.total, "seconds": now - since}])
                     since = now
@@ -154,7 +171,25 @@ class Trainer:
         count, seed = self.config.train.validation_episodes, split_seed("validation", 0)
         return {name: x.nanmean() for name, x in play_all(self.judge, count, seed, self.domain.measure).items()}
 
-    def _settle(self, rows: list[dict[str, Any]]) -> str:
+    def judge_of(self, phase: Phase) -> Judge:
+        """What the phase says decides which weights are best."""
+        if phase.judged_by == "nothing":
+            return Judge(dict, None)
+        if phase.judged_by == "play":
+            return Judge(self.validate, self.domain.metrics[0])
+        agent, simulator = phase.behaviour or self.learner, self.judge.simulator
+        player = Player(agent, simulator, device=self.device, sampled=True)
+        return Judge(lambda: self._validation_loss(phase, player), Metric(name="loss", higher_is_better=False))
+
+    @torch.no_grad()
+    def _validation_loss(self, phase: Phase, player: Player) -> dict[str, Tensor]:
+        """The phase's loss on the validation episodes, with nothing dropped; still on the device."""
+        trajectory = player.play(torch.arange(self.config.train.validation_episodes), split_seed("validation", 0))
+        losses = phase.loss(self.learner.eval().spec.clock.batch(trajectory))
+        parts = [total / count.clamp_min(1) for total, count in losses.values()]
+        return {"loss": torch.stack(parts).sum()}
+
+    def _settle(self, rows: list[dict[str, Any]], metric: Metric | None) -> str:
         """Judge the epochs since the last checkpoint, log them and save; what to tell whoever watches."""
         for row in rows:
             for name, number in row.items():
@@ -164,15 +199,19 @@ class Trainer:
                         f"the {what} is not finite at epoch {row['epoch']}; {self.run.path} keeps the last checkpoint; "
                         f"train anew with a learning rate below train.lr={self.config.train.lr}"
                     )
-        first, standing, last = self.domain.metrics[0], self.standing, rows[-1]
-        value = last[f"validation/{first.name}"]
-        if standing.best_value is None or first.better(value, standing.best_value):
-            standing.best_value, standing.best_epoch = value, standing.epoch
+        standing, last = self.standing, rows[-1]
+        note = ", ".join(f"{k.removeprefix('loss/')} loss {v:.3f}" for k, v in last.items() if k.startswith("loss/"))
+        if metric is None:
             self.checkpoint.keep_as_best()
+        else:
+            value = last[f"validation/{metric.name}"]
+            if standing.best_value is None or metric.better(value, standing.best_value):
+                standing.best_value, standing.best_epoch = value, standing.epoch
+                self.checkpoint.keep_as_best()
+            note = f"{note}, validation {metric.name} {value:.3f} (best {standing.best_value:.3f})"
         self.run.append("metrics.jsonl", rows)
         self.checkpoint.save(standing)
-        losses = ", ".join(f"{k.removeprefix('loss/')} loss {v:.3f}" for k, v in last.items() if k.startswith("loss/"))
-        return f"{losses}, validation {first.name} {value:.3f} (best {standing.best_value:.3f})"
+        return note
 
     def _out_of_patience(self) -> bool:
         waited = self.standing.epoch - self.standing.best_epoch

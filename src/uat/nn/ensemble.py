@@ -1,0 +1,55 @@
+"""Several networks of one shape side by side: one product per layer serves all members.
+
+Shapes: M members, N rows, I inputs, D width.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class EnsembleLinear(nn.Module):
+    """W_m x + b_m of each member m, every one with its own first weights, drawn as torch's own layers draw them."""
+
+    def __init__(self, members: int, d_in: int, d_out: int) -> None:
+        super().__init__()
+        self.weight_MID = nn.Parameter(torch.empty(members, d_in, d_out))
+        self.bias_M1D = nn.Parameter(torch.empty(members, 1, d_out))
+        for parameter in (self.weight_MID, self.bias_M1D):
+            nn.init.uniform_(parameter, -(d_in**-0.5), d_in**-0.5)
+
+    def forward(self, x_MNI: Tensor) -> Tensor:
+        return torch.baddbmm(self.bias_M1D, x_MNI, self.weight_MID)
+
+
+class Ensemble(nn.Module):
+    """Networks with SiLU between their layers."""
+
+    def __init__(self, members: int, d_in: int, d_hidden: int, num_hidden: int, d_out: int) -> None:
+        super().__init__()
+        widths = [d_in, *[d_hidden] * num_hidden, d_out]
+        self.members = members
+        self.layers = nn.ModuleList(EnsembleLinear(members, a, b) for a, b in itertools.pairwise(widths))
+
+    def forward(self, x_NI: Tensor) -> Tensor:
+        """(M, N, D) from rows that all members share, or that are (M, N, I) their own."""
+        x_MNI = x_NI.expand(self.members, *x_NI.shape) if x_NI.dim() == 2 else x_NI
+        for layer in self.layers[:-1]:
+            x_MNI = F.silu(layer(x_MNI))
+        return self.layers[-1](x_MNI)
+
+
+def gaussian_nll(mean_MND: Tensor, found_ND: Tensor, valid_N: Tensor, least: float = 1e-6) -> Tensor:
+    """-log N(found; mean, variance) up to a constant, averaged over members and outputs: (N,).
+
+    Each output has one variance, the one under which these rows are likeliest: outputs of any scale weigh alike.
+    """
+    square_ND = (found_ND - mean_MND).square().mean(0)
+    with torch.no_grad():
+        total_D = torch.where(valid_N[:, None], square_ND, 0.0).sum(0)
+        variance_D = (total_D / valid_N.sum().clamp_min(1)).clamp_min(least)
+    return 0.5 * (square_ND / variance_D + variance_D.log()).mean(-1)
