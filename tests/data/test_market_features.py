@@ -110,7 +110,7 @@ def test_a_market_that_only_rises_is_all_trend() -> None:
     rising = replace(
         panel(), date_T=panel().date_T[:100], volume_TN=np.ones_like(steady), tradable_TN=steady > 0, **shape
     )
-    found = dict(zip(NAMES, np.moveaxis(indicators(rising)[WARM_UP:], -1, 0), strict=True))
+    found: dict[str, np.ndarray] = dict(zip(NAMES, np.moveaxis(indicators(rising)[WARM_UP:], -1, 0), strict=True))
     for name, value in {"rsi": 100, "adx": 100, "mfi": 100, "atr": 2}.items():
         assert found[name] == pytest.approx(value), name
 

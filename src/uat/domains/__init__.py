@@ -7,9 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from uat.domains.darkroom import DarkRoom, DarkRoomConfig
-from uat.domains.domain import Domain, Split, split_seed
+from uat.domains.domain import Domain, Split, block_length, episode_count, split_seed, summarised
+from uat.domains.markets import Markets, MarketsConfig
 
-__all__ = ["DOMAINS", "Domain", "DomainEntry", "Split", "split_seed"]
+__all__ = [
+    "DOMAINS",
+    "Domain",
+    "DomainEntry",
+    "Split",
+    "block_length",
+    "episode_count",
+    "split_seed",
+    "summarised",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,5 +43,11 @@ DOMAINS: dict[str, DomainEntry] = {
         tasks=DarkRoom.train_tasks,
         summary="a grid with a hidden goal that moves from episode to episode",
         task_field="domain.schedule",
+    ),
+    "markets": DomainEntry(
+        build=Markets,
+        config=MarketsConfig,
+        tasks=Markets.train_tasks,
+        summary="portfolios of stocks in several markets whose regimes change",
     ),
 }

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from uat.config import RunConfig, to_json
-from uat.domains import Domain, split_seed
+from uat.domains import Domain, episode_count, split_seed, summarised
 from uat.methods import METHODS, Phase, Policy, training_name
 from uat.noise import derive
 from uat.runs import Run, RunError, first_difference
@@ -156,8 +156,9 @@ class Trainer:
 
     def validate(self) -> dict[str, Tensor]:
         """Greedy play on the validation episodes; the means still lie on the device."""
-        count, seed = self.config.train.validation_episodes, split_seed("validation", 0)
-        return {name: x.mean() for name, x in play_all(self.judge, count, seed, self.domain.measure).items()}
+        count = episode_count(self.domain, "validation", self.config.train.validation_episodes)
+        measured = play_all(self.judge, count, split_seed("validation", 0), self.domain.measure)
+        return {name: x.mean() for name, x in summarised(self.domain, measured).items()}
 
     def _settle(self, rows: list[dict[str, Any]]) -> str:
         """Judge the epochs since the last checkpoint, log them and save; what to tell whoever watches."""

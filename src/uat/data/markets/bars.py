@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -20,6 +21,7 @@ from uat.data import Finding, Report
 
 PRICES = ("open", "high", "low", "close")
 NUMBERS = (*PRICES, "volume")
+SUFFIXES = (".parquet", ".csv")
 COLUMNS = ("date", "ticker", *NUMBERS)
 JUMP = 0.25
 """A close that moves by more than this share within one bar is worth a look: a split that was not adjusted?"""
@@ -55,6 +57,16 @@ class Bars:
 
     def row(self, i: int) -> str:
         return f"row {i + 1} ({self.ticker[i]}, {self.date[i]})"
+
+
+def market_files(path: Path) -> list[Path]:
+    """The file itself, or the market files of a folder in the order of their names; a file is a market."""
+    if not path.exists():
+        raise ValueError(f"{path} does not exist")
+    found = [path] if path.is_file() else sorted(f for f in path.iterdir() if f.suffix in SUFFIXES)
+    if not found:
+        raise ValueError(f"{path} holds no {' or '.join(SUFFIXES)} file")
+    return found
 
 
 def inspect(bars: Bars, path: str) -> Report:

@@ -8,19 +8,7 @@ import numpy as np
 import polars as pl
 
 from uat.data import Report
-from uat.data.markets.bars import COLUMNS, NUMBERS, Bars, accepted, inspect
-
-SUFFIXES = (".parquet", ".csv")
-
-
-def market_files(path: Path) -> list[Path]:
-    """The file itself, or the market files of a folder in the order of their names; a file is a market."""
-    if not path.exists():
-        raise ValueError(f"{path} does not exist")
-    found = [path] if path.is_file() else sorted(f for f in path.iterdir() if f.suffix in SUFFIXES)
-    if not found:
-        raise ValueError(f"{path} holds no {' or '.join(SUFFIXES)} file")
-    return found
+from uat.data.markets.bars import COLUMNS, NUMBERS, SUFFIXES, Bars, accepted, inspect, market_files
 
 
 def read(path: Path) -> Bars:

@@ -107,7 +107,7 @@ def generate(name: str, size: Size, seed: int = 0) -> SyntheticMarket:
         high=high_TN.ravel(),
         low=low_TN.ravel(),
         close=close_TN.ravel(),
-        volume=np.round(volume_TN).ravel(),
+        volume=volume_TN.round().ravel(),
     )
     return SyntheticMarket(bars=bars, date_T=date_T, regime_T=regime_T)
 
