@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -200,13 +201,23 @@ def test_training_features_have_mean_zero_and_deviation_one_and_all_are_finite()
 
 def test_windows_are_the_calendars_arithmetic() -> None:
     protocol = Protocol()
-    splits = protocol.split(3386)  # 3,420 days, less 33 of warm-up and the last one
+    splits = protocol.split(np.arange(3386).astype("datetime64[D]"))  # 3,420 days, less 33 of warm-up and the last one
     assert splits == {"train": slice(0, 2242), "validation": slice(2302, 2708), "test": slice(2708, 3386)}
     assert {name: len(protocol.windows(part)) for name, part in splits.items()} == {
         "train": 2183,
         "validation": 347,
         "test": 619,
     }
+
+
+def test_a_day_may_divide_training_from_test() -> None:
+    dated = market(protocol=replace(SMALL, test_from="2021-02-06"))  # a Saturday
+    first = dated.splits["test"].start
+    assert str(dated.date_T[first]) == "2021-02-08"
+    assert dated.splits["validation"].stop == first
+    assert dated.splits["test"].stop == len(dated.date_T)
+    with pytest.raises(ValueError, match=r"x: .* leave 0 for test"):
+        market(protocol=replace(SMALL, test_from="2030-01-01"))
 
 
 def test_no_window_of_training_comes_within_a_window_of_validation() -> None:
@@ -226,8 +237,9 @@ def test_too_few_days_are_refused_by_name(days: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"train_share": 1.0}, {"validation_share": 0.0}, {"window": 0}, {"execution_lag": -1}]
+    "wrong",
+    [{"test_from": "soon"}, {"train_share": 1.0}, {"validation_share": 0.0}, {"window": 0}, {"execution_lag": -1}],
 )
-def test_impossible_settings_are_refused(wrong: dict[str, float]) -> None:
+def test_impossible_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        Protocol(**wrong)  # pyright: ignore[reportArgumentType]
+        Protocol(**wrong)

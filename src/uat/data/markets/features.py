@@ -1,9 +1,9 @@
 """A market as a policy meets it: standardised features, what each asset earns next, and which days are whose.
 
 A decision day is a day t whose indicators are defined and whose next relative, close[t + 1 + lag] / close[t + lag], is
-known. The first `train_share` of them is the training segment. Its last part is for validation, and before that
-as many days as a window has are nobody's (embargo), so that no window of training touches a day that validation is
-judged on. Means and deviations are those of the training days alone.
+known. The first `train_share` of them, or those before the day `test_from`, are the training segment. Its last part is
+for validation, and before that as many days as a window has are nobody's (embargo), so that no window of training
+touches a day that validation is judged on. Means and deviations are those of the training days alone.
 
 Axes: T decision days, N assets, F indicators.
 """
@@ -34,8 +34,14 @@ class Protocol:
     """Which share of the training segment, at its end, is for validation."""
     execution_lag: int = 0
     """Days between a decision and the close at which it is traded."""
+    test_from: str = ""
+    """The first day that is test, YYYY-MM-DD; empty: the training segment's share decides."""
 
     def __post_init__(self) -> None:
+        try:
+            np.datetime64(self.test_from or "2000-01-01", "D")
+        except ValueError:
+            raise ValueError(f"test_from={self.test_from!r} must be a day, YYYY-MM-DD") from None
         for name in ("train_share", "validation_share"):
             if not 0 < getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must lie between 0 and 1")
@@ -44,9 +50,12 @@ class Protocol:
                 f"window={self.window} must be at least 1 and execution_lag={self.execution_lag} not negative"
             )
 
-    def split(self, days: int) -> dict[str, slice]:
+    def split(self, date_T: NDArray[np.datetime64]) -> dict[str, slice]:
         """Which decision days belong to whom."""
+        days = len(date_T)
         segment = int(days * self.train_share)
+        if self.test_from:
+            segment = int(np.searchsorted(date_T, np.datetime64(self.test_from, "D")))
         validation = segment - int(segment * self.validation_share)
         found = {
             "train": slice(0, validation - self.window),
@@ -89,7 +98,7 @@ def prepare(name: str, panel: Panel, protocol: Protocol) -> Market:
         raise ValueError(f"{name}: {len(panel.date_T)} days are too few: indicators take the first {WARM_UP}")
     raw_TNF = indicators(panel)[begin:end]
     try:
-        splits = protocol.split(end - begin)
+        splits = protocol.split(panel.date_T[begin:end])
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     feature_TNF, mean_NF, std_NF = standardised(raw_TNF, splits["train"])

@@ -57,6 +57,8 @@ class MarketsConfig:
     """The training segment's share of the decision days; the rest is test."""
     validation_share: float = 0.15
     """Which share of the training segment, at its end, is for validation."""
+    test_from: str = ""
+    """The first day that is test, YYYY-MM-DD; empty: the training segment's share decides."""
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -75,6 +77,7 @@ class MarketsConfig:
             train_share=self.train_share,
             validation_share=self.validation_share,
             execution_lag=self.execution_lag,
+            test_from=self.test_from,
         )
 
     @property
