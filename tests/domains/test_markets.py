@@ -13,7 +13,6 @@ import torch
 
 from tests.builders import build_random
 from uat.acting import rollout
-from uat.config import to_json
 from uat.data.markets import features
 from uat.data.markets.bars import Bars
 from uat.data.markets.features import Market
@@ -273,4 +272,4 @@ def test_too_many_assets_and_missing_files_are_refused(tmp_path: Path) -> None:
 
 def test_settings_that_differ_are_said() -> None:
     assert Markets(CONFIG).setting == "days=260,horizon=10"
-    assert to_json(CONFIG)["days"] == 260
+    assert MarketsConfig(data="/some/where/hsi.parquet", cost=0.5).setting == "data=hsi,cost=0.5"

@@ -21,6 +21,7 @@ Axes: B windows, T time, N assets, F indicators, A cash and assets, X decision d
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -91,8 +92,10 @@ class MarketsConfig:
 
     @property
     def setting(self) -> str:
-        """The fields that are not at their defaults: "cost=0.001,days=400"."""
+        """The fields that are not at their defaults: "cost=0.001,days=400"; data by their name, wherever they lie."""
         changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        if self.data:
+            changed["data"] = Path(self.data).stem
         return ",".join(f"{name}={value}" for name, value in changed.items()) or "default"
 
 
