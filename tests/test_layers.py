@@ -17,7 +17,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "noise": set(),
     "nn": {"types"},
     "methods": {"types", "nn", "noise", "acting"},
-    "domains": {"types", "noise", "acting"},
+    "data": {"noise"},
+    "domains": {"types", "noise", "data", "acting"},
     "acting": {"types"},
     "checks": {"types"},
     "logs": {"types", "checks"},
@@ -41,6 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "cli": {
         "types",
+        "data",
         "methods",
         "domains",
         "config",
@@ -116,6 +118,7 @@ LOADED_WHEN_USED = {
         for part in ("step", "train", "block", "dropout", "ends", "gates", "outer", "parts")
     },
     "domains/darkroom/kernel.py": {"triton"},
+    "data/markets/files.py": {"polars"},
 }
 """Files that nobody imports at load time but each other, and what they may need."""
 

@@ -16,6 +16,7 @@ import tyro
 
 import uat
 from uat.config import PRESETS, lookup, to_json
+from uat.data import SOURCES
 from uat.domains import DOMAINS
 from uat.evaluation.comparison import compare
 from uat.evaluation.scores import what_is_unfinished
@@ -72,6 +73,20 @@ class Demo:
     """Seed of both runs."""
     device: Device = None
     """Where to run; unset: CUDA if there is one."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Look at a file of your own before anything is computed from it."""
+
+    verb: tyro.conf.Positional[Literal["check"]]
+    """check: say what the file holds and what is odd in it; exit with 2 if it cannot be used."""
+    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
+    """What kind of data it is, such as markets."""
+    path: tyro.conf.Positional[Path]
+    """The file, or a folder of them."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -163,6 +178,14 @@ def run_demo(args: list[str]) -> None:
     print(f"page: {page}", file=sys.stderr)
 
 
+def run_data(args: list[str]) -> None:
+    options = parse(Data, args, "uat data")
+    reports = SOURCES[lookup("data", options.name, SOURCES)].check(options.path)
+    print_rows([row for report in reports for row in report.rows()], as_json=options.json)
+    if refusal := next((report.refusal for report in reports if report.refusal), None):
+        raise ValueError(refusal)
+
+
 def run_bench(args: list[str]) -> None:
     from uat.bench.options import Bench
     from uat.bench.report import report
@@ -175,6 +198,7 @@ VERBS: dict[str, Callable[[list[str]], None]] = {
     "train": run_train,
     "evaluate": run_evaluate,
     "demo": run_demo,
+    "data": run_data,
     "bench": run_bench,
 }
 
@@ -184,6 +208,7 @@ USAGE = """usage: uat COMMAND [OPTIONS]
   uat train DOMAIN --method NAME [--preset P] ...  train a policy into a run folder
   uat evaluate RUN... [--each] [--json]            score and compare policies beside the Bayes filter
   uat demo [--out DIR]                             Vanilla and UAT on DarkRoom, and a page to look at
+  uat data check NAME PATH [--json]                what a file of yours holds, and whether it can be used
   uat bench [--cases ...] [--json] [--plot FILE]   speed of every path beside its slow twin and its peers
 
 `uat COMMAND --help` explains every option."""

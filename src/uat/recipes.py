@@ -26,12 +26,26 @@ BACKBONE: dict[str, Settings] = {
         "method.d_ff": 128,
         "method.dropout": 0.2,
     },
+    "markets": {
+        "method.d_model": 128,
+        "method.num_heads": 4,
+        "method.num_layers": 4,
+        "method.d_ff": 256,
+        "method.dropout": 0.05,
+    },
 }
 """The paper's table of hyperparameters, its shared rows: the same backbone for every Transformer of a domain."""
 
 TRAINING: dict[str, Settings] = {
     "darkroom": {"train.batch_size": 256, "train.lr": 2e-3, "train.epochs": 500, "train.patience": 100},
     "sepsis": {"train.batch_size": 256, "train.lr": 2e-3, "train.epochs": 500, "train.patience": 100},
+    "markets": {  # about 14 batches are one pass over the windows: 500 passes, patience 15, judged after each
+        "train.batch_size": 384,
+        "train.lr": 2e-3,
+        "train.epochs": 7000,
+        "train.patience": 210,
+        "train.validate_every": 14,
+    },
 }
 """The same table, its rows on training."""
 
@@ -48,6 +62,13 @@ PAIRS: dict[tuple[str, str], Settings] = {
         "method.d_action": 8,
         "method.d_hidden": 32,
         "method.decay": 0.8,
+        "train.utility_lr": 2e-2,
+    },
+    ("markets", "uat"): {
+        "method.d_utility": 32,
+        "method.d_action": 64,
+        "method.d_hidden": 64,
+        "method.decay": 0.9,
         "train.utility_lr": 2e-2,
     },
 }
@@ -84,6 +105,17 @@ PRESET: dict[tuple[str, str], Settings] = {
         "method.num_layers": 2,
         "method.d_ff": 32,
     },
+    ("markets", "smoke"): {
+        "domain.days": 240,
+        "domain.horizon": 8,
+        "train.epochs": 4,
+        "train.batch_size": 12,
+        "train.validate_every": 2,
+        "method.d_model": 16,
+        "method.num_heads": 2,
+        "method.num_layers": 2,
+        "method.d_ff": 32,
+    },
     ("sepsis", "quick"): {
         "train.epochs": 120,
         "train.batch_size": 128,
@@ -92,6 +124,15 @@ PRESET: dict[tuple[str, str], Settings] = {
         "method.dropout": 0.0,
     },
     ("sepsis", "paper"): {"train.precision": "tf32"},
+    ("markets", "quick"): {
+        "domain.days": 1200,
+        "train.epochs": 84,
+        "train.batch_size": 96,
+        "method.d_model": 64,
+        "method.num_layers": 2,
+        "method.d_ff": 128,
+    },
+    ("markets", "paper"): {"train.precision": "tf32"},
 }
 """What a preset changes: smoke runs in seconds, quick shows the effect in minutes on two cores."""
 

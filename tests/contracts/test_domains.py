@@ -11,7 +11,7 @@ from torch import Tensor
 
 from uat.acting import rollout
 from uat.config import override
-from uat.domains import DOMAINS, Domain, split_seed
+from uat.domains import DOMAINS, Domain, split_seed, summarised
 from uat.recipes import pairs, recipe
 from uat.training.playing import Player
 from uat.types import Agent, Assets, Discrete, Items, Simulator, Spec, Step, Trajectory, Vector
@@ -76,7 +76,18 @@ def test_noise_depends_on_seed_and_id_alone(domain: Domain, split: Any) -> None:
     assert whole
     for name, value in whole.items():
         assert torch.equal(part[name], value[some]), name
-    assert any(not torch.equal(other[name], value) for name, value in whole.items())
+    if split not in getattr(domain, "episodes", {}):  # those are so many and no more, whatever the seed
+        assert any(not torch.equal(other[name], value) for name, value in whole.items())
+
+
+@every_split
+def test_a_split_that_holds_so_many_episodes_holds_no_two_alike(domain: Domain, split: Any) -> None:
+    count = getattr(domain, "episodes", {}).get(split)
+    if count is not None:
+        noise = domain.simulator(split, "cpu").noise(torch.arange(count + 1), SEED)
+        rows = torch.stack([value.double().view(count + 1, -1).sum(1) for value in noise.values()], dim=1)
+        assert len(rows.unique(dim=0)) == count
+        assert torch.equal(rows[-1], rows[0])  # ids go round
 
 
 @every_split
@@ -197,10 +208,14 @@ def test_expert_scores_full_accuracy(domain: Domain) -> None:
 
 def test_measure_gives_every_declared_metric_per_episode(domain: Domain) -> None:
     measured = domain.measure(random_play(domain))
-    assert list(measured) == [metric.name for metric in domain.metrics]
+    for name, value in measured.items():
+        assert value.shape == (B,), name
+        assert value[~value.isnan()].isfinite().all(), name
+    metrics = summarised(domain, measured)
+    assert list(metrics) == [metric.name for metric in domain.metrics]
     for metric in domain.metrics:
-        value = measured[metric.name]
-        assert value.shape == (B,), metric
+        value = metrics[metric.name]
+        assert value.dim() == 1, metric
         assert value[~value.isnan()].isfinite().all(), metric
         assert value.isfinite().any() if metric.partial else value.isfinite().all(), metric
     assert not domain.metrics[0].partial
@@ -228,18 +243,18 @@ def test_padding_changes_no_metric(domain: Domain) -> None:
 
 
 def test_references_act(domain: Domain) -> None:
-    """The ceiling stands above chance, and the expert above the ceiling."""
+    """The ceiling, where there is one, stands above chance, and the expert above both."""
     first, references = domain.metrics[0], domain.references()
-    assert {"ceiling", "random"} <= references.keys()
+    assert "random" in references
     simulator, device, scores = domain.simulator("test", "cpu"), torch.device("cpu"), {}
     agents: dict[str, Agent[Any] | None] = {**references, "expert": None}
     for name, agent in agents.items():
         player = Player(agent, simulator, device=device, sampled=agent is not None and agent.sampled)
-        measured = domain.measure(player.play(torch.arange(32), split_seed("test", 0)))
+        measured = summarised(domain, domain.measure(player.play(torch.arange(32), split_seed("test", 0))))
         assert all(measured[m.name].isfinite().all() for m in domain.metrics if not m.partial), name
         scores[name] = measured[first.name].mean().item()
-    assert first.better(scores["ceiling"], than=scores["random"])
-    assert first.better(scores["expert"], than=scores["ceiling"])
+    assert first.better(scores.get("ceiling", scores["expert"]), than=scores["random"])
+    assert first.better(scores["expert"], than=scores.get("ceiling", scores["random"]))
 
 
 def test_a_domain_says_what_it_is(domain: Domain) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from uat.evaluation.intervals import filled, interval, student
+from uat.evaluation.intervals import filled, interval, student, variance_of_mean
 
 Interval = Callable[[Tensor], tuple[float, float]]
 T = {freedom: student(freedom) for freedom in (2, 59)}
@@ -136,3 +137,26 @@ def test_the_interval_holds_the_truth_with_gaps_that_differ_from_seed_to_seed(mo
 
     for effects in ((0, 1, 0), (0, 0, 1), (0.3, 1, 1)):
         assert coverage(with_gaps, effects) >= 0.925
+
+
+@pytest.mark.parametrize("block", [2.0, 5.0])
+def test_blocks_give_the_variance_that_the_stationary_bootstrap_draws(block: float) -> None:
+    """Resampled by hand: go on to the next episode (round a circle), or jump with probability 1 / block."""
+    rng, count, draws = np.random.default_rng(0), 40, 20_000
+    y = np.convolve(rng.normal(size=count + 3), np.ones(4), "valid")
+    jump = rng.random((draws, count)) < 1 / block
+    place = rng.integers(0, count, (draws, count))
+    for t in range(1, count):
+        place[:, t] = np.where(jump[:, t], place[:, t], (place[:, t - 1] + 1) % count)
+    expected = y[place].mean(1).var() * count / (count - 1)
+    assert variance_of_mean(torch.from_numpy(y), block) == pytest.approx(expected, rel=0.05)
+
+
+def test_episodes_that_lean_on_each_other_widen_the_interval_and_single_ones_leave_it() -> None:
+    rng = np.random.default_rng(1)
+    free = torch.from_numpy(rng.normal(size=400))
+    tied = torch.from_numpy(np.convolve(rng.normal(size=403), np.ones(4), "valid"))
+    assert variance_of_mean(tied, 10.0) > 2 * variance_of_mean(tied, 1.0)
+    assert interval(tied[None], 1.0) == interval(tied[None])
+    wide, narrow = (variance_of_mean(free, block) for block in (5.0, 1.0))
+    assert wide == pytest.approx(narrow, rel=0.4)

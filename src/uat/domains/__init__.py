@@ -7,10 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from uat.domains.darkroom import DarkRoom, DarkRoomConfig
-from uat.domains.domain import Domain, Split, split_seed
+from uat.domains.domain import Domain, Split, block_length, episode_count, split_seed, summarised
+from uat.domains.markets import Markets, MarketsConfig
 from uat.domains.sepsis import Sepsis, SepsisConfig
 
-__all__ = ["DOMAINS", "Domain", "DomainEntry", "Split", "split_seed"]
+__all__ = [
+    "DOMAINS",
+    "Domain",
+    "DomainEntry",
+    "Split",
+    "block_length",
+    "episode_count",
+    "split_seed",
+    "summarised",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,5 +50,11 @@ DOMAINS: dict[str, DomainEntry] = {
         config=SepsisConfig,
         tasks=Sepsis.train_tasks,
         summary="treatment whose effect depends on a hidden regime that changes within the episode",
+    ),
+    "markets": DomainEntry(
+        build=Markets,
+        config=MarketsConfig,
+        tasks=Markets.train_tasks,
+        summary="portfolios of stocks in several markets whose regimes change",
     ),
 }

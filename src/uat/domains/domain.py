@@ -14,7 +14,16 @@ Split = Literal["train", "validation", "test"]
 
 
 class Domain(Protocol):
-    """A decision problem with its worlds, its metrics and its references."""
+    """A decision problem with its worlds, its metrics and its references.
+
+    A domain may also say
+      episodes            for splits that hold so many episodes and no more, how many: these are played whole, and
+                          their worlds need not depend on a seed
+      summarise(values)   per metric, values whose mean it is, from what `measure` gave of all episodes; for metrics
+                          that are no means over episodes. Without it the metrics are what `measure` gives
+      block               that its episodes follow each other in time: the mean length of blocks in which intervals
+                          resample them
+    """
 
     name: ClassVar[str]
     train_tasks: ClassVar[tuple[str, ...]]
@@ -32,12 +41,27 @@ class Domain(Protocol):
         ...
 
     def measure(self, trajectory: Trajectory) -> dict[str, Tensor]:
-        """Each metric, per episode: (B,); NaN where a partial metric is not defined."""
+        """Each metric, or what `summarise` makes it of, per episode: (B,); NaN where a partial metric is undefined."""
         ...
 
     def references(self) -> dict[str, Agent[Any]]:
         """Who stands beside every score: "ceiling" (the Bayes filter), "random"."""
         ...
+
+
+def episode_count(domain: Domain, split: Split, wanted: int) -> int:
+    """How many episodes of a split are played: as many as wanted, or all that it holds."""
+    return getattr(domain, "episodes", {}).get(split, wanted)
+
+
+def summarised(domain: Domain, values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Per metric, values whose mean it is, from what was measured of all episodes."""
+    return domain.summarise(values) if hasattr(domain, "summarise") else values  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def block_length(domain: Domain) -> float:
+    """Mean length of the blocks in which episodes are resampled; 1: they are independent."""
+    return getattr(domain, "block", 1.0)
 
 
 def split_seed(split: Split, seed: int) -> int:

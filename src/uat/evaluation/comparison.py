@@ -57,6 +57,8 @@ class Group:
     episodes: dict[int, dict[str, Tensor]]
     """Seed -> metric -> one value per episode."""
     finished: bool = True
+    block: float = 1.0
+    """Mean length of the blocks in which episodes are resampled."""
 
     def values(self, metric: str) -> Tensor:
         """(S, E), where a metric is not defined so filled that every seed's mean stays."""
@@ -86,7 +88,7 @@ def run_groups(found: Sequence[Evaluation]) -> list[Group]:
     for one in sorted(found, key=lambda one: one.config.seed):
         config, key = one.config, (place_of(one), one.config.kind())
         old = groups.get(key) or Group(
-            place=key[0], method=config.method_name, preset=config.preset, runs={}, episodes={}
+            place=key[0], method=config.method_name, preset=config.preset, runs={}, episodes={}, block=one.block
         )
         if config.seed in old.runs:
             raise ValueError(f"the same run is named twice: {describe(config)}")
@@ -103,7 +105,9 @@ def reference_groups(found: Sequence[Evaluation]) -> list[Group]:
     """They belong to the domain: the same numbers, from whichever run they come."""
     return list(
         {
-            (place_of(one), method): Group(place=place_of(one), method=method, runs={}, episodes={0: metrics})
+            (place_of(one), method): Group(
+                place=place_of(one), method=method, runs={}, episodes={0: metrics}, block=one.block
+            )
             for one in found
             for method, metrics in one.episodes.items()
             if method != one.config.method_name
@@ -131,7 +135,7 @@ def find_ceiling(group: Group, references: Sequence[Group]) -> Group | None:
 def summary(group: Group, metric: str, blind: Group | None, ceiling: Group | None) -> Summary:
     domain, task, setting, split, n = group.place
     y_SE, ends = group.values(metric), None if blind is None or ceiling is None else (blind, ceiling)
-    low, high = interval(y_SE)
+    low, high = interval(y_SE, group.block)
     return Summary(
         method=group.method,
         preset=group.preset,

@@ -19,6 +19,10 @@ A metric may be undefined in some episodes (NaN), in others for each seed. A see
 its defined episodes, and `filled` puts in the ratio's linear part: with m_e = 1 where y_e is defined and 0 elsewhere,
 
   z_e = mean + (y_e - mean) m_e / m̄      has the same mean, and the variance of its mean is the ratio's.
+
+Episodes that follow each other in time are not independent. For them B/E is the variance that the mean has under the
+stationary bootstrap (Politis and Romano 1994), which resamples blocks of geometric length; its closed form is used, so
+that nothing is drawn.
 """
 
 from __future__ import annotations
@@ -29,13 +33,16 @@ import numpy as np
 from torch import Tensor
 
 
-def interval(y_SE: Tensor) -> tuple[float, float]:
-    """95 % interval of the mean over seeds and episodes; NaN if there is but one episode."""
+def interval(y_SE: Tensor, block: float = 1.0) -> tuple[float, float]:
+    """95 % interval of the mean over seeds and episodes; NaN if there is but one episode.
+
+    block: mean length of the blocks in which episodes, in the order of time, are resampled; 1: they are independent.
+    """
     y_SE = filled(y_SE)
     (seeds, episodes), mean = y_SE.shape, y_SE.mean().item()
     if episodes < 2:
         return math.nan, math.nan
-    t_episodes, by_episode = student(episodes - 1), y_SE.mean(0).var().item() / episodes
+    t_episodes, by_episode = student(episodes - 1), variance_of_mean(y_SE.mean(0), block)
     half = t_episodes * math.sqrt(by_episode)
     if seeds > 1:
         rest_SE = y_SE - y_SE.mean(0) - y_SE.mean(1, keepdim=True) + mean
@@ -53,6 +60,23 @@ def filled(y_SE: Tensor) -> Tensor:
         return y_SE
     mean_S1, share_S1 = y_SE.nanmean(1, keepdim=True), defined_SE.double().mean(1, keepdim=True)
     return mean_S1 + ((y_SE - mean_S1) / share_S1).where(defined_SE, 0.0)
+
+
+def variance_of_mean(y_E: Tensor, block: float) -> float:
+    """What the mean varies by under resampling in blocks of mean length `block` on a circle.
+
+    With C(k) = Σ_e (y_e - mean)(y_{e+k} - mean) / E and q = 1 - 1/block it is, but for E / (E - 1),
+      (C(0) + 2 Σ_k ((1 - k/E) q^k + (k/E) q^(E-k)) C(k)) / E.
+    """
+    episodes = len(y_E)
+    if block == 1:
+        return y_E.var().item() / episodes
+    x_E = (y_E - y_E.mean()).numpy()
+    c_K = np.correlate(x_E, x_E, "full")[episodes - 1 :] / episodes
+    lag_K, q = np.arange(episodes), 1 - 1 / block
+    weight_K = (1 - lag_K / episodes) * q**lag_K + lag_K / episodes * q ** (episodes - lag_K)
+    total = c_K[0] + 2 * float((weight_K[1:] * c_K[1:]).sum())
+    return max(total, 0.0) / (episodes - 1)
 
 
 def student(freedom: int) -> float:

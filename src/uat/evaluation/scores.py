@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from uat.config import RunConfig, to_json
-from uat.domains import DOMAINS, split_seed
+from uat.domains import DOMAINS, block_length, episode_count, split_seed, summarised
 from uat.evaluation.intervals import interval
 from uat.runs import Run, RunError, load_policy, read_tensors, write_tensors
 from uat.training.checkpoint import standing_of
@@ -36,9 +36,13 @@ class Evaluation:
     finished: bool = True
     """Whether the training had come to its end."""
 
+    @property
+    def block(self) -> float:
+        return block_length(self.config.build_domain())
+
     def interval(self, method: str, metric: str) -> tuple[float, float]:
-        """95 % interval of the mean over episodes, which are independent draws."""
-        return interval(self.episodes[method][metric][None])
+        """95 % interval of the mean over episodes."""
+        return interval(self.episodes[method][metric][None], self.block)
 
 
 def evaluate(
@@ -61,8 +65,10 @@ def evaluate(
     if missing and not unfinished:
         raise RunError(f"{missing}; continue it with --resume, or score the best weights so far with --unfinished")
     chosen, config = pick_device(device), run.config
-    count = config.evaluation.episodes if episodes is None else episodes
     domain = config.build_domain()
+    count = episode_count(domain, "test", config.evaluation.episodes if episodes is None else episodes)
+    if episodes not in (None, count):
+        raise ValueError(f"episodes={episodes} is not what {config.domain_name} is tested on: all of its {count}")
     policy = load_policy(run.path).to(chosen)
     with precision(config.train.precision):
         found = {config.method_name: _measure(domain, policy, count, chosen)}
@@ -133,7 +139,7 @@ def _measure(domain: Any, agent: Any, count: int, device: torch.device) -> dict[
     player = Player(agent, domain.simulator("test", device), device=device, sampled=agent is not None and agent.sampled)
     at_once = 1024 if is_policy or agent is None else 128
     found = play_all(player, count, split_seed("test", 0), domain.measure, at_once)
-    return {name: values.cpu() for name, values in found.items()}
+    return {name: values.cpu() for name, values in summarised(domain, found).items()}
 
 
 def _flat(found: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from uat.config import RunConfig, to_json
-from uat.domains import Domain, split_seed
+from uat.domains import Domain, episode_count, split_seed, summarised
 from uat.methods import METHODS, Phase, Policy, training_name
 from uat.noise import derive
 from uat.runs import Run, RunError, first_difference
@@ -168,8 +168,9 @@ class Trainer:
 
     def validate(self) -> dict[str, Tensor]:
         """Greedy play on the validation episodes; the means still lie on the device."""
-        count, seed = self.config.train.validation_episodes, split_seed("validation", 0)
-        return {name: x.nanmean() for name, x in play_all(self.judge, count, seed, self.domain.measure).items()}
+        count = episode_count(self.domain, "validation", self.config.train.validation_episodes)
+        measured = play_all(self.judge, count, split_seed("validation", 0), self.domain.measure)
+        return {name: x.nanmean() for name, x in summarised(self.domain, measured).items()}
 
     def judge_of(self, phase: Phase) -> Judge:
         """What the phase says decides which weights are best."""
@@ -184,7 +185,8 @@ class Trainer:
     @torch.no_grad()
     def _validation_loss(self, phase: Phase, player: Player) -> dict[str, Tensor]:
         """The phase's loss on the validation episodes, with nothing dropped; still on the device."""
-        trajectory = player.play(torch.arange(self.config.train.validation_episodes), split_seed("validation", 0))
+        count = episode_count(self.domain, "validation", self.config.train.validation_episodes)
+        trajectory = player.play(torch.arange(count), split_seed("validation", 0))
         losses = phase.loss(self.learner.eval().spec.clock.batch(trajectory))
         parts = [total / count.clamp_min(1) for total, count in losses.values()]
         return {"loss": torch.stack(parts).sum()}

@@ -1,0 +1,101 @@
+"""Bars from Yahoo Finance (US, HK) and AkShare (CN), kept on disk.
+
+Prices are adjusted backward from the day of the pull: a later pull rescales the whole past. A cached file is
+therefore never appended to; it says when and how it was pulled (NAME.json beside NAME.parquet), and another request,
+or `refresh`, replaces it whole. AkShare's `stock_zh_a_daily` adjusts by factors, which keeps returns; its
+`stock_zh_a_hist` subtracts, which distorts them, and is not used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from uat.data import need
+from uat.data.markets.bars import COLUMNS, NUMBERS, Bars, accepted
+
+Provider = Literal["yfinance", "akshare"]
+ADJUSTMENT = {"yfinance": "auto_adjust: splits and dividends", "akshare": "qfq: multiplicative, from the last day"}
+
+
+def fetch(
+    name: str,
+    tickers: Sequence[str],
+    *,
+    provider: Provider,
+    start: str,
+    end: str,
+    cache: Path,
+    refresh: bool = False,
+    pull: Callable[[str, str, str], dict[str, Any]] | None = None,
+) -> Bars:
+    """The bars of a market, from the cache if the very same request lies there. Dates are YYYY-MM-DD, both included.
+
+    `pull(ticker, start, end)` gives one ticker's columns; unset: the provider's.
+    """
+    need("polars", "data", "the cache of market files")
+    from uat.data.markets.files import read, write
+
+    if not tickers:
+        raise ValueError("tickers must name at least one stock")
+    file, note = cache / f"{name}.parquet", cache / f"{name}.json"
+    request = {
+        "provider": provider,
+        "tickers": list(tickers),
+        "start": start,
+        "end": end,
+        "adjustment": ADJUSTMENT[provider],
+    }
+    if not refresh and file.exists() and note.exists():
+        kept = json.loads(note.read_text())
+        if {key: kept.get(key) for key in request} == request:
+            return read(file)
+    pull = pull or (_yfinance if provider == "yfinance" else _akshare)
+    bars = accepted(_stack({ticker: pull(ticker, start, end) for ticker in tickers}), f"{provider} {name}")
+    cache.mkdir(parents=True, exist_ok=True)
+    note.unlink(missing_ok=True)  # a stop in between leaves no note, and the next call pulls again
+    write(bars, file)
+    note.write_text(json.dumps({**request, "pulled": datetime.now(UTC).isoformat(timespec="seconds")}, indent=1))
+    return bars
+
+
+def _stack(pulled: dict[str, dict[str, Any]]) -> Bars:
+    for ticker, columns in pulled.items():
+        lacking = [name for name in ("date", *NUMBERS) if name not in columns]
+        if lacking or not len(columns["date"]):
+            raise ValueError(f"{ticker}: the provider gave {f'no column {lacking[0]}' if lacking else 'no bars'}")
+    joined: dict[str, Any] = {
+        name: np.concatenate([np.asarray(columns[name], dtype=float) for columns in pulled.values()])
+        for name in NUMBERS
+    }
+    joined["date"] = np.concatenate([np.asarray(c["date"]).astype("datetime64[D]") for c in pulled.values()])
+    joined["ticker"] = np.repeat(list(pulled), [len(columns["date"]) for columns in pulled.values()])
+    return Bars(**{name: joined[name] for name in COLUMNS})
+
+
+def _yfinance(ticker: str, start: str, end: str) -> dict[str, Any]:
+    library = need("yfinance", "markets", "downloading US and HK stocks")
+    after = str(np.datetime64(end) + 1)  # Yahoo leaves the end out
+    frame = library.Ticker(ticker).history(start=start, end=after, auto_adjust=True)
+    dates = [str(day)[:10] for day in frame.index]  # midnight of the exchange's own time zone
+    return {
+        "date": np.array(dates, dtype="datetime64[D]"),
+        **{name: frame[name.title()].to_numpy() for name in NUMBERS},
+    }
+
+
+def _akshare(ticker: str, start: str, end: str) -> dict[str, Any]:
+    """`000001.SZ` is `sz000001` there."""
+    library = need("akshare", "markets", "downloading CN stocks")
+    code, _, place = ticker.partition(".")
+    symbol = {"SZ": "sz", "SS": "sh", "SH": "sh"}.get(place)
+    if symbol is None:
+        raise ValueError(f"ticker {ticker!r} must end in .SZ, .SS or .SH")
+    plain = [day.replace("-", "") for day in (start, end)]
+    frame = library.stock_zh_a_daily(symbol=symbol + code, start_date=plain[0], end_date=plain[1], adjust="qfq")
+    return {"date": frame["date"].to_numpy(), **{name: frame[name].to_numpy() for name in NUMBERS}}

@@ -1,0 +1,84 @@
+"""Market files: parquet or CSV become bars, and bars become parquet. The only file here that needs polars."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from uat.data import Report
+from uat.data.markets.bars import COLUMNS, NUMBERS, SUFFIXES, Bars, accepted, inspect, market_files
+
+
+def read(path: Path) -> Bars:
+    """The bars of a file, checked; ValueError with row and column if they cannot be used."""
+    return accepted(_read(path), str(path))
+
+
+def check(path: Path) -> list[Report]:
+    """A report per market."""
+    return [inspect(_read(file), str(file)) for file in market_files(path)]
+
+
+def write(bars: Bars, path: Path) -> None:
+    """The same schema as parquet."""
+    pl.DataFrame({name: getattr(bars, name) for name in COLUMNS}).write_parquet(path)
+
+
+def _read(path: Path) -> Bars:
+    frame = _frame(path)
+    lacking = [name for name in COLUMNS if name not in frame.columns]
+    if lacking:
+        columns = ", ".join(frame.columns) or "none"
+        raise ValueError(
+            f"{path}: row 1, column {lacking[0]} is not there; needed: {', '.join(COLUMNS)}; found: {columns}"
+        )
+    numbers = {name: _numbers(frame[name], path) for name in NUMBERS}
+    return Bars(date=_dates(frame["date"], path), ticker=_tickers(frame["ticker"], path), **numbers)
+
+
+def _frame(path: Path) -> pl.DataFrame:
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"{path} must be a {' or '.join(SUFFIXES)} file")
+    try:
+        if path.suffix == ".parquet":
+            return pl.read_parquet(path)
+        return pl.read_csv(path, infer_schema=False)  # text first: 000001 is a ticker, and bad numbers are named below
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise ValueError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+
+
+def _numbers(column: pl.Series, path: Path) -> np.ndarray:
+    return _cast(column, column.cast(pl.Float64, strict=False), path, "a number").fill_null(float("nan")).to_numpy()
+
+
+def _dates(column: pl.Series, path: Path) -> np.ndarray:
+    if column.dtype == pl.String:
+        found = column.str.slice(0, 10).str.to_date("%Y-%m-%d", strict=False)
+    elif column.dtype == pl.Date:
+        found = column
+    elif isinstance(column.dtype, pl.Datetime):
+        found = column.dt.date()
+    else:
+        raise ValueError(f"{path}: row 1, column date: {column.dtype} is not a type of dates; write YYYY-MM-DD")
+    return _full(_cast(column, found, path, "a date; write YYYY-MM-DD"), path).to_numpy().astype("datetime64[D]")
+
+
+def _tickers(column: pl.Series, path: Path) -> np.ndarray:
+    return np.asarray(_full(column.cast(pl.String), path).to_list(), dtype=np.str_)
+
+
+def _cast(before: pl.Series, after: pl.Series, path: Path, what: str) -> pl.Series:
+    """`after`, if nothing was lost on the way."""
+    lost = (after.is_null() & before.is_not_null()).arg_true()
+    if len(lost):
+        raise ValueError(f"{path}: row {lost[0] + 1}, column {before.name}: {before[int(lost[0])]!r} is not {what}")
+    return after
+
+
+def _full(column: pl.Series, path: Path) -> pl.Series:
+    blank = column.is_null().arg_true()
+    if len(blank):
+        raise ValueError(f"{path}: row {blank[0] + 1}, column {column.name} is empty")
+    return column

@@ -1,0 +1,117 @@
+"""Markets as a domain: one policy for all of them, judged by the last decision of every window.
+
+Axes: B windows, T time, A cash and assets, E windows in the order of time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from uat.domains.domain import Split
+from uat.domains.markets.performance import cagr, max_drawdown, sharpe, volatility
+from uat.domains.markets.tables import load, names, windows
+from uat.domains.markets.world import MarketsConfig, MarketsSimulator, traded
+from uat.types import Agent, Metric, Step, Trajectory
+
+PERFORMANCE: dict[str, tuple[str, bool, Callable[[Tensor], Tensor]]] = {
+    "sharpe": ("Sharpe ratio", True, sharpe),
+    "cagr": ("CAGR", True, cagr),
+    "volatility": ("Volatility", False, volatility),
+    "max_drawdown": ("Max drawdown", False, max_drawdown),
+}
+"""What a series of returns is worth: label, whether more is better, and how it is worked out."""
+
+
+class Markets:
+    """Weights over cash and the assets of one of several markets, a day at a time."""
+
+    name: ClassVar[str] = "markets"
+    train_tasks: ClassVar[tuple[str, ...]] = ("joint",)
+    block: ClassVar[float] = 10.0
+    """Episodes follow each other in time: the mean length of the blocks in which they are resampled."""
+
+    def __init__(self, config: MarketsConfig) -> None:
+        self.config = config
+        self.spec = config.spec
+        self.task = "joint"
+        self.setting = config.setting
+        self.markets = names(config.data)
+        self.metrics: tuple[Metric, ...] = _metrics(self.markets)
+
+    @property
+    def episodes(self) -> Mapping[str, int]:
+        c = self.config
+        markets = load(c.data, c.suspensions, c.days, c.protocol)
+        return {split: sum(windows(markets, split, c.protocol).counts) for split in ("validation", "test")}
+
+    def simulator(self, split: Split, device: torch.device | str) -> MarketsSimulator:
+        return MarketsSimulator(self.config, split, device)
+
+    def measure(self, trajectory: Trajectory) -> dict[str, Tensor]:
+        """What the last decision of each window earned and traded, and in which market."""
+        row_B, last_B = torch.arange(len(trajectory.valid), device=trajectory.valid.device), trajectory.valid.sum(1) - 1
+        held_BA, wanted_BA = trajectory.facts["held"][row_B, last_B], trajectory.action[row_B, last_B]
+        return {
+            "return": trajectory.reward[row_B, last_B],
+            "turnover": traded(held_BA, wanted_BA),
+            "market": trajectory.facts["market"][row_B, last_B].float(),
+        }
+
+    def summarise(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Per metric, values whose mean it is: from what `measure` gave of episodes in the order of time."""
+        by_market: list[dict[str, Tensor]] = []
+        for m in range(len(self.markets)):
+            own_E = values["market"] == m
+            return_E = values["return"][own_E].double()
+            found = {name: f(return_E) for name, (_, _, f) in PERFORMANCE.items()}
+            by_market.append({**found, "turnover": values["turnover"][own_E].double()})
+        joint = {name: _mean_of_means([found[name] for found in by_market]) for name in by_market[0]}
+        single = {
+            f"{name}_{market}": value
+            for market, found in zip(self.markets, by_market, strict=True)
+            for name, value in found.items()
+        }
+        return {**joint, **single}
+
+    def references(self) -> dict[str, Agent[Any]]:
+        return {"equal-weight": EqualWeight(cash=False), "random": EqualWeight(cash=True)}
+
+
+class EqualWeight:
+    """The same weight for every asset that may be held, with or without cash among them."""
+
+    sampled: ClassVar[bool] = False
+
+    def __init__(self, *, cash: bool) -> None:
+        self.cash = cash
+
+    def init_state(self, streams: int, capacity: int, device: torch.device | str) -> None:
+        return None
+
+    def step(self, state: None, step: Step) -> tuple[Tensor, None]:
+        assert step.allowed is not None
+        logits_BA = torch.zeros(step.allowed.shape, device=step.allowed.device).masked_fill(~step.allowed, -torch.inf)
+        if not self.cash:
+            nothing_else_B = ~step.allowed[:, 1:].any(1)
+            logits_BA[:, 0] = torch.where(nothing_else_B, 0.0, -torch.inf)
+        return logits_BA, None
+
+
+def _metrics(markets: tuple[str, ...]) -> tuple[Metric, ...]:
+    """Each averaged over the markets, then for every market."""
+    found = [*((name, label, up) for name, (label, up, _) in PERFORMANCE.items()), ("turnover", "Turnover", False)]
+    return tuple(
+        Metric(name=f"{name}{f'_{market}' if market else ''}", label=f"{label} {market}".strip(), higher_is_better=up)
+        for market in ("", *markets)
+        for name, label, up in found
+    )
+
+
+def _mean_of_means(parts: list[Tensor]) -> Tensor:
+    """All values in one row, weighted so that its mean is the mean of the parts' means."""
+    total = sum(len(part) for part in parts)
+    return torch.cat([part * (total / (len(parts) * max(len(part), 1))) for part in parts])

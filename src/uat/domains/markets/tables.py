@@ -1,0 +1,112 @@
+"""All markets of a run as tables that a simulator looks up: one row per decision day, markets one after the other.
+
+Assets are padded to one number, and cash stands before them.
+
+Axes: X decision days of all markets, M markets, N assets, F indicators, A cash and assets, W windows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from uat.data import need
+from uat.data.markets.bars import market_files
+from uat.data.markets.features import Market, Protocol, prepare
+from uat.data.markets.panel import align
+from uat.data.markets.synthetic import SIZES, Size, generate
+from uat.types import TensorFields
+
+Suspensions = Literal["common", "mask"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Tables(TensorFields):
+    """What is seen, paid, allowed and best in hindsight."""
+
+    feature_XNF: Tensor
+    relative_XA: Tensor
+    """What one unit of money becomes by the next close; 1 for cash."""
+    allowed_XA: Tensor
+    target_XA: Tensor
+    """The hindsight label: softmax((relative - 1) / temperature) over what is allowed, cash at 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windows:
+    """The windows of a split in the order of time, the markets taking turns."""
+
+    market_W: Tensor
+    start_W: Tensor
+    """The window's first row in the tables."""
+    counts: tuple[int, ...]
+    """Windows of each market."""
+
+
+def names(data: str) -> tuple[str, ...]:
+    """What the markets are called, before any is read."""
+    return tuple(file.stem for file in market_files(Path(data))) if data else tuple(SIZES)
+
+
+@lru_cache(maxsize=8)
+def load(data: str, suspensions: Suspensions, days: int, protocol: Protocol) -> tuple[Market, ...]:
+    """The markets of a file or folder; the embedded ones if it is not named. Kept, since every run asks again.
+
+    days: how many of the latest days count; 0: all.
+    """
+    if data:
+        need("polars", "data", "reading market files")
+        from uat.data.markets.files import read
+
+        bars = {file.stem: read(file) for file in market_files(Path(data))}
+    else:
+        sizes = {name: Size(assets=s.assets, days=days or s.days, start=s.start) for name, s in SIZES.items()}
+        bars = {name: generate(name, size).bars for name, size in sizes.items()}
+    markets = []
+    for name, own in bars.items():
+        kept = own.take(np.isin(own.date, np.unique(own.date)[-days:])) if data and days else own
+        markets.append(prepare(name, align(kept, suspensions), protocol))
+    return tuple(markets)
+
+
+def build(markets: tuple[Market, ...], max_assets: int, temperature: float) -> Tables:
+    parts = [_padded(market, max_assets) for market in markets]
+    feature, relative, allowed = (torch.from_numpy(np.concatenate(x)) for x in zip(*parts, strict=True))
+    logits = ((relative - 1) / temperature).masked_fill(~allowed, -torch.inf)
+    return Tables(
+        feature_XNF=feature.float(),
+        relative_XA=relative.float(),
+        allowed_XA=allowed,
+        target_XA=logits.softmax(-1).float(),
+    )
+
+
+def _padded(market: Market, max_assets: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    days, assets, width = market.feature_TNF.shape
+    if assets > max_assets:
+        raise ValueError(f"max_assets={max_assets} is below the {assets} assets of {market.name}")
+    feature, relative = np.zeros((days, max_assets, width)), np.ones((days, max_assets + 1))
+    allowed = np.zeros((days, max_assets + 1), bool)
+    feature[:, :assets] = market.feature_TNF
+    relative[:, 1 : assets + 1] = market.relative_TN
+    allowed[:, 0], allowed[:, 1 : assets + 1] = True, market.tradable_TN
+    return feature, relative, allowed
+
+
+def windows(markets: tuple[Market, ...], split: str, protocol: Protocol) -> Windows:
+    first = np.cumsum([0, *(len(market.date_T) for market in markets)])
+    starts = [protocol.windows(market.splits[split]) + first[m] for m, market in enumerate(markets)]
+    turn = np.concatenate([np.arange(len(start)) for start in starts])
+    market = np.repeat(np.arange(len(markets)), [len(start) for start in starts])
+    order = np.lexsort((market, turn))
+    return Windows(
+        market_W=torch.from_numpy(market[order]),
+        start_W=torch.from_numpy(np.concatenate(starts)[order]),
+        counts=tuple(len(start) for start in starts),
+    )

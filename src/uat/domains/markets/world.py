@@ -1,0 +1,169 @@
+"""Windows of markets as worlds: B windows at once, each step a few table lookups.
+
+Order of events at step t: the indicators of day t are seen, weights over cash and assets are chosen, and by the next
+close they have earned `weights · relative - 1`, less the cost of what had to be traded to get there from the drifted
+weights of the day before. A window starts in cash.
+
+In training an episode is a window drawn at random, and the markets take turns, so that a batch holds as many windows
+of each. Validation and test hold every window once, in the order of time; there the seed means nothing.
+
+Differences from the paper
+  1. the last 15 % of the training segment, after an embargo of one window, are for validation; means and deviations
+     are those of the days before      test_no_window_of_training_comes_within_a_window_of_validation
+  2. weights are a softmax masked to cash and the market's own assets, in training as in evaluation; the paper
+     renormalises afterwards      test_weights_lie_on_cash_and_the_markets_own_assets
+  3. an asset that cannot be traded (suspensions="mask") is masked out for the day, as if it could be sold at its last
+     close      test_an_asset_that_cannot_be_traded_gets_no_weight
+
+Axes: B windows, T time, N assets, F indicators, A cash and assets, X decision days of all markets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from uat.data.markets.features import Protocol
+from uat.data.markets.indicators import NAMES
+from uat.domains.domain import Split
+from uat.domains.markets.tables import Suspensions, Tables, Windows, build, load, windows
+from uat.noise import uniform
+from uat.types import Assets, Noise, Spec, Weights, check_choices
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MarketsConfig:
+    data: str = ""
+    """A file or folder of daily bars, one file per market; empty: the embedded generator."""
+    suspensions: Suspensions = "common"
+    """Days on which some asset has no bar: drop them (common), or mask the asset (mask)."""
+    days: int = 0
+    """How many days of each market count: the latest of a file, the first of the generator; 0: all."""
+    max_assets: int = 45
+    """Assets to which every market is padded."""
+    horizon: int = 60
+    """Days of one window."""
+    temperature: float = 0.02
+    """How soft the hindsight labels are: softmax((relative - 1) / temperature)."""
+    reward_scale: float = 50.0
+    """Daily returns reach a policy multiplied by this."""
+    cost: float = 0.0
+    """What trading costs, per unit of money traded in assets."""
+    execution_lag: int = 0
+    """Days between a decision and the close at which it is traded."""
+    train_share: float = 0.8
+    """The training segment's share of the decision days; the rest is test."""
+    validation_share: float = 0.15
+    """Which share of the training segment, at its end, is for validation."""
+    test_from: str = ""
+    """The first day that is test, YYYY-MM-DD; empty: the training segment's share decides."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        for name, least in {"days": 0, "max_assets": 1, "cost": 0}.items():
+            if not getattr(self, name) >= least:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
+        for name in ("temperature", "reward_scale"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be positive")
+        _ = self.protocol  # it checks its own
+
+    @property
+    def protocol(self) -> Protocol:
+        return Protocol(
+            window=self.horizon,
+            train_share=self.train_share,
+            validation_share=self.validation_share,
+            execution_lag=self.execution_lag,
+            test_from=self.test_from,
+        )
+
+    @property
+    def spec(self) -> Spec:
+        return Spec(
+            obs=Assets(self.max_assets, len(NAMES)),
+            action=Weights(self.max_assets + 1),
+            horizon=self.horizon,
+            reward_scale=self.reward_scale,
+        )
+
+    @property
+    def setting(self) -> str:
+        """The fields that are not at their defaults: "cost=0.001,days=400"; data by their name, wherever they lie."""
+        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        if self.data:
+            changed["data"] = Path(self.data).stem
+        return ",".join(f"{name}={value}" for name, value in changed.items()) or "default"
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    market_B: Tensor
+    start_B: Tensor
+    """The window's first row in the tables."""
+    held_BA: Tensor
+    """What the weights of the day before have become."""
+    ended_B: Tensor
+    """False everywhere: no window ends before the horizon."""
+    t: int = 0
+
+
+class MarketsSimulator:
+    """The windows of one split. Only `noise` reads values on the host; all else can be captured as a CUDA graph."""
+
+    def __init__(self, config: MarketsConfig, split: Split, device: torch.device | str) -> None:
+        self.config, self.split, self.device = config, split, device
+        self.spec = config.spec
+        markets = load(config.data, config.suspensions, config.days, config.protocol)
+        self.tables: Tables = build(markets, config.max_assets, config.temperature).to(device)
+        found = windows(markets, split, config.protocol)
+        self.windows = Windows(
+            market_W=found.market_W.to(device), start_W=found.start_W.to(device), counts=found.counts
+        )
+        self.count_M = torch.tensor(found.counts, device=device)
+        by_market = torch.stack([found.start_W[found.market_W == m][0] for m in range(len(markets))])
+        self.first_M = by_market.to(device)
+
+    def noise(self, episode_ids: Tensor, seed: int) -> Noise:
+        ids_B = episode_ids.to(self.device)
+        if self.split != "train":
+            row_B = ids_B % sum(self.windows.counts)
+            return {"market": self.windows.market_W[row_B], "start": self.windows.start_W[row_B]}
+        market_B = ids_B % len(self.windows.counts)
+        place_B = uniform(seed, "markets.window", ids_B, 1)[:, 0]
+        return {"market": market_B, "start": self.first_M[market_B] + (place_B * self.count_M[market_B]).long()}
+
+    def reset(self, noise: Noise) -> tuple[World, Tensor]:
+        start_B = noise["start"]
+        held_BA = torch.zeros(len(start_B), self.spec.action.count, device=start_B.device)
+        held_BA[:, 0] = 1.0
+        ended_B = torch.zeros_like(start_B, dtype=torch.bool)
+        world = World(market_B=noise["market"], start_B=start_B, held_BA=held_BA, ended_B=ended_B)
+        return world, self.tables.feature_XNF[start_B]
+
+    def expert(self, world: World) -> Tensor:
+        return self.tables.target_XA[world.start_B + world.t]
+
+    def allowed(self, world: World) -> Tensor:
+        return self.tables.allowed_XA[world.start_B + world.t]
+
+    def step(self, world: World, action: Tensor) -> tuple[World, Tensor, Tensor, Tensor]:
+        relative_BA = self.tables.relative_XA[world.start_B + world.t]
+        become_BA = action * relative_BA
+        worth_B = become_BA.sum(-1)
+        reward_B = (action * (relative_BA - 1)).sum(-1) - self.config.cost * traded(world.held_BA, action)
+        after = replace(world, held_BA=become_BA / worth_B[:, None], t=world.t + 1)
+        seen = min(after.t, self.spec.horizon - 1)  # nothing is decided after the last day
+        done_B = ~world.ended_B if after.t == self.spec.horizon else world.ended_B
+        return after, self.tables.feature_XNF[world.start_B + seen], reward_B, done_B
+
+    def facts(self, world: World) -> dict[str, Tensor]:
+        return {"market": world.market_B, "held": world.held_BA}
+
+
+def traded(held_BA: Tensor, wanted_BA: Tensor) -> Tensor:
+    """Money that changes hands in assets, as a share of the portfolio; cash is what is left."""
+    return (wanted_BA - held_BA)[..., 1:].abs().sum(-1)
