@@ -28,7 +28,7 @@ def plain(h_RD: Tensor, weight_AD: Tensor, bias_A: Tensor, target_R: Tensor) -> 
 
 
 @pytest.mark.parametrize(("rows", "count"), [(1, 1), (63, 1000), (7, 5), (33, 17)])
-@pytest.mark.parametrize("at_once", [1, 100, 5000, 1 << 24])
+@pytest.mark.parametrize("at_once", [1, 100, 5000, 1 << 22])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 def test_values_and_gradients_equal_the_plain_ones(
     rows: int, count: int, at_once: int, dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
