@@ -11,16 +11,19 @@ from uat.nn import vocabulary
 from uat.nn.heads import build_head
 from uat.types import Discrete, Items, Spec
 
+Inputs = tuple[Tensor, Tensor, Tensor]
 
-def case(rows: int, count: int, dtype: torch.dtype) -> tuple[list[Tensor], Tensor, Tensor]:
+
+def case(rows: int, count: int, dtype: torch.dtype) -> tuple[Inputs, Tensor, Tensor]:
     g = torch.Generator().manual_seed(rows + count)
-    inputs = [
-        torch.randn(shape, generator=g, dtype=torch.float64).to(dtype).requires_grad_()
-        for shape in ((rows, 8), (count, 8), (count,))
-    ]
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=g, dtype=torch.float64).to(dtype)
+
+    inputs = draw(rows, 8).requires_grad_(), draw(count, 8).requires_grad_(), draw(count).requires_grad_()
     target_R = torch.randint(-1, count, (rows,), generator=g)
     target_R[0] = -1
-    return inputs, target_R, torch.randn(rows, generator=g, dtype=torch.float64).to(dtype)
+    return inputs, target_R, draw(rows)
 
 
 def plain(h_RD: Tensor, weight_AD: Tensor, bias_A: Tensor, target_R: Tensor) -> Tensor:
