@@ -17,7 +17,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "noise": set(),
     "nn": {"types"},
     "methods": {"types", "nn", "noise", "acting"},
-    "data": {"noise"},
+    "data": {"types", "noise"},
     "domains": {"types", "noise", "data", "acting"},
     "acting": {"types"},
     "checks": {"types"},

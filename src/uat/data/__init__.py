@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,14 @@ def _markets(path: Path) -> list[Report]:
     return check(path)
 
 
+def _movielens(path: Path) -> list[Report]:
+    need("polars", "data", "reading MovieLens files")
+    from uat.data.movielens.sources import check
+
+    return [Report(path=str(path), facts=asdict(check(path)))]
+
+
 SOURCES: dict[str, Source] = {
     "markets": Source(check=_markets, summary="daily bars (date, ticker, open, high, low, close, volume)"),
+    "movielens": Source(check=_movielens, summary="MovieLens or RecBole ratings, in any of their published formats"),
 }

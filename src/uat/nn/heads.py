@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from uat.nn import vocabulary
 from uat.types import Discrete, Spec
 
 
@@ -36,7 +37,14 @@ class Head(nn.Module, ABC):
 
 class DiscreteHead(Head):
     def nll(self, h: Tensor, target: Tensor, allowed: Tensor | None = None) -> Tensor:
-        """-log π(target); padding may carry the target -1, and counts for nothing."""
+        """-log π(target); padding may carry the target -1, and counts for nothing.
+
+        Where whole logits would be too many (`vocabulary.is_large`), they are never there at one time.
+        """
+        if allowed is None and vocabulary.is_large(target.numel(), self.linear.out_features):
+            linear, rows = self.linear, h.flatten(0, -2)
+            loss_N = vocabulary.linear_cross_entropy(rows, linear.weight, linear.bias, target.flatten())
+            return loss_N.view(target.shape)
         logits_NA = self.logits(h, allowed).flatten(0, -2)
         return F.cross_entropy(logits_NA, target.flatten(), ignore_index=-1, reduction="none").view(target.shape)
 

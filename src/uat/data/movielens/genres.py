@@ -1,0 +1,38 @@
+"""Genre tags become one of four groups of preference, merged by hand as the paper says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+GROUPS: tuple[tuple[str, ...], ...] = (
+    ("Action", "Adventure", "Sci-Fi", "War", "Western", "Fantasy", "IMAX"),
+    ("Comedy", "Children", "Animation", "Musical"),
+    ("Drama", "Romance", "Documentary"),
+    ("Thriller", "Crime", "Mystery", "Horror", "Film-Noir"),
+)
+UNTAGGED = 2
+"""The group of items without a tag."""
+
+NO_TAG = frozenset({"", "unknown", "(no genres listed)"})
+SPELLINGS = {"Children's": "Children"}
+GROUP_OF_TAG = {tag: group for group, tags in enumerate(GROUPS) for tag in tags}
+
+
+def is_tag(tag: str) -> bool:
+    """Whether a word names a genre, and not the lack of one."""
+    return tag.strip() not in NO_TAG
+
+
+def group_of(tags: Iterable[str]) -> int:
+    """The group that most of the tags name; of equal ones the last; the third where there is no tag."""
+    votes = [0] * len(GROUPS)
+    for tag in tags:
+        if not is_tag(tag):
+            continue
+        name = SPELLINGS.get(tag.strip(), tag.strip())
+        if name not in GROUP_OF_TAG:
+            raise ValueError(f"unknown genre {name!r}; known: {', '.join(GROUP_OF_TAG)}")
+        votes[GROUP_OF_TAG[name]] += 1
+    if not any(votes):
+        return UNTAGGED
+    return max(range(len(GROUPS)), key=lambda group: (votes[group], group))

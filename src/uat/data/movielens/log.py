@@ -1,0 +1,166 @@
+"""A log of ratings as arrays, filtered, in order of time, user by user.
+
+Axes: N interactions, U users, I items.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zipfile
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from uat.data.movielens.genres import GROUPS
+
+Array = np.ndarray[Any, Any]
+
+LOWEST, HIGHEST = 0.5, 5.0
+"""Stars that a rating may have."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Filters:
+    """Items first, then users by what is left: the order matters."""
+
+    min_ratings: int = 50
+    """Ratings that an item needs."""
+    min_interactions: int = 100
+    """Interactions with the remaining items that a user needs."""
+
+    def __post_init__(self) -> None:
+        for name in ("min_ratings", "min_interactions"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ratings:
+    """Ratings as a source gives them, in any order; users and items as indices into their names, which are sorted."""
+
+    user_N: Array
+    item_N: Array
+    rating_N: Array
+    time_N: Array
+    user_names: Array
+    """Text; numbers come in order of size."""
+    item_names: Array
+    group_I: Array
+    untagged: int = 0
+    """Items whose source names no genre."""
+
+    def __post_init__(self) -> None:
+        wrong_N = ~((self.rating_N >= LOWEST) & (self.rating_N <= HIGHEST))  # NaN is wrong as well
+        if wrong_N.any():
+            first = int(wrong_N.argmax())
+            raise ValueError(
+                f"{int(wrong_N.sum())} ratings are not within [{LOWEST}, {HIGHEST}]; "
+                f"the first is {self.rating_N[first]} of user {self.user_names[self.user_N[first]]!s}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Log:
+    """What remains after the filters: each user's interactions in order of time, ties in time by item."""
+
+    item_N: Array
+    """Index of the item in [0, num_items)."""
+    rating_N: Array
+    """Stars."""
+    time_N: Array
+    """Seconds."""
+    first_U: Array
+    """Where each user begins, and after the last the end: num_users + 1 numbers."""
+    user_names: Array
+    item_names: Array
+    group_I: Array
+    """Group of genres of each item; see `GROUPS`."""
+
+    @classmethod
+    def of(cls, ratings: Ratings, filters: Filters) -> Log:
+        rows = _without_repeats(ratings)
+        item_N = ratings.item_N[rows]
+        kept_I = np.bincount(item_N, minlength=len(ratings.item_names)) >= filters.min_ratings
+        rows = rows[kept_I[item_N]]
+        kept_U = np.bincount(ratings.user_N[rows], minlength=len(ratings.user_names)) >= filters.min_interactions
+        rows = rows[kept_U[ratings.user_N[rows]]]
+        if not len(rows):
+            raise ValueError(
+                f"nothing is left of {len(ratings.rating_N)} ratings: no user has {filters.min_interactions} "
+                f"interactions with items of {filters.min_ratings} ratings"
+            )
+        rows = rows[np.lexsort((ratings.item_N[rows], ratings.time_N[rows], ratings.user_N[rows]))]
+        index_I = np.cumsum(kept_I) - 1
+        counts_U = np.bincount(ratings.user_N[rows], minlength=len(ratings.user_names))[kept_U]
+        return cls(
+            item_N=index_I[ratings.item_N[rows]].astype(np.int32),
+            rating_N=ratings.rating_N[rows].astype(np.float32),
+            time_N=ratings.time_N[rows].astype(np.int64),
+            first_U=np.concatenate([[0], np.cumsum(counts_U)]).astype(np.int64),
+            user_names=ratings.user_names[kept_U],
+            item_names=ratings.item_names[kept_I],
+            group_I=ratings.group_I[kept_I].astype(np.int8),
+        )
+
+    @property
+    def num_users(self) -> int:
+        return len(self.user_names)
+
+    @property
+    def num_items(self) -> int:
+        return len(self.item_names)
+
+    def rows_of(self, user: str) -> slice:
+        """Where a user's interactions lie."""
+        found = np.flatnonzero(self.user_names == user)
+        if not len(found):
+            raise ValueError(f"unknown user {user!r}; {self.num_users} users remain after the filters")
+        index = int(found[0])
+        return slice(int(self.first_U[index]), int(self.first_U[index + 1]))
+
+    def checksum(self) -> str:
+        """The same for the same log, on any machine."""
+        digest = hashlib.blake2b(digest_size=16)
+        for item in fields(self):
+            array = np.ascontiguousarray(getattr(self, item.name))
+            digest.update(f"{item.name} {array.dtype.str} {array.shape}".encode())
+            digest.update(array.data if array.dtype.kind != "U" else "\n".join(array).encode())
+        return digest.hexdigest()
+
+    def save(self, path: Path) -> None:
+        """Written under another name first: a half-written file is never there."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        with partial.open("wb") as file:
+            arrays = {item.name: getattr(self, item.name) for item in fields(self)}
+            np.savez(file, allow_pickle=False, checksum=np.array(self.checksum()), **arrays)
+        partial.replace(path)
+
+    @classmethod
+    def restore(cls, path: Path) -> Log | None:
+        """What was saved there; None if that is missing or damaged."""
+        try:
+            with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+                log = cls(**{item.name: file[item.name] for item in fields(cls)})
+                return log if str(file["checksum"]) == log.checksum() else None
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+            return None
+
+
+def _without_repeats(ratings: Ratings) -> Array:
+    """Rows to keep, in the order of the source: of a user's ratings of one item the newest, then the highest."""
+    pair_N = ratings.user_N.astype(np.int64) * len(ratings.item_names) + ratings.item_N
+    in_order_N = np.sort(pair_N)
+    if not (in_order_N[1:] == in_order_N[:-1]).any():
+        return np.arange(len(pair_N))
+    order = np.lexsort((ratings.rating_N, ratings.time_N, pair_N))
+    last_N = np.append(pair_N[order][1:] != pair_N[order][:-1], True)
+    return np.sort(order[last_N])
+
+
+def group_sizes(log: Log) -> Array:
+    """Items of each group."""
+    return np.bincount(log.group_I, minlength=len(GROUPS))
