@@ -1,16 +1,12 @@
 """The dark room's fused step against its slow twin: on a GPU where there is one, by Triton's interpreter elsewhere."""
 
-# ruff: noqa: E402 (Triton reads its setting when it is imported)
+# ruff: noqa: E402 (what needs Triton is imported where there is Triton)
 from __future__ import annotations
-
-import os
 
 import pytest
 import torch
 
 CUDA = torch.cuda.is_available()
-if not CUDA:
-    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
 pytest.importorskip("triton")
 
 from uat.domains.darkroom.world import DarkRoomConfig, DarkRoomSimulator

@@ -1,9 +1,8 @@
 """The fused step against its slow twin: on a GPU where there is one, by Triton's interpreter elsewhere."""
 
-# ruff: noqa: E402 (Triton reads its setting when it is imported)
+# ruff: noqa: E402 (what needs Triton is imported where there is Triton)
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -11,8 +10,6 @@ import torch
 from torch import Tensor
 
 CUDA = torch.cuda.is_available()
-if not CUDA:
-    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
 pytest.importorskip("triton")
 
 from tests.builders import random_batch, randomise
