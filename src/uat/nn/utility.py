@@ -96,12 +96,6 @@ class UtilityGates(nn.Module):
         self.regime = _readout(d_utility, d_model, there=channels.queries)  # W_ρ
         self.num_layers, self.d_utility, self.decay, self.channels = num_layers, d_utility, decay, channels
 
-    @property
-    def complete(self) -> bool:
-        """Whether this is the whole model, and no ablation of it."""
-        e = self.encoder
-        return self.channels == Channels() and e.sees_action and e.sees_reward and e.nonlinear
-
     def forward(self, prev_action_BT: Tensor, prev_reward_BT: Tensor) -> Gates:
         u_BTU = self.encoder(prev_action_BT, prev_reward_BT)
         return self.read(u_BTU, discounted(u_BTU, self.decay))
