@@ -96,6 +96,9 @@ class Policy(nn.Module, ABC):
         logits_BA, state = self.step(state, step)
         return choose(logits_BA, self.spec, gumbel_BA), state
 
+    def share_device(self, policies: int) -> None:
+        """So many policies, this one among them, will act on the device at a time."""
+
     def fuse(self) -> str | None:
         """Let `step` take the fused path from now on; if there is none for this policy and device, why."""
         return f"{type(self).__name__} has no fused step"
@@ -172,6 +175,9 @@ class TransformerPolicy(Policy):
     @property
     def own_noise(self) -> bool:
         return self.fused_pass or super().own_noise
+
+    def share_device(self, policies: int) -> None:
+        self.backbone.beside = policies
 
     def fuse(self) -> str | None:
         reason = kernels.unfit(self.backbone, self.gates)
