@@ -9,7 +9,7 @@ Where no action changes anything (a `Recording`) there is nothing to play: the a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -114,7 +114,7 @@ def rollout(
     """
     if isinstance(simulator, Recording):
         return replay(agent, simulator, noise)
-    spec = simulator.spec
+    agent, spec = cast("Agent[Any] | Behaviour | None", agent), simulator.spec
     if spec.reward_lag < 1:
         raise ValueError(f"reward_lag={spec.reward_lag} is for logs: in a simulator the reward comes after the action")
     world, obs = simulator.reset(noise)

@@ -7,7 +7,8 @@ import torch
 
 from uat.acting import Logits, replay
 from uat.data.movielens import Log, SyntheticConfig, synthetic
-from uat.domains.movielens import MovieLens, episodes as module
+from uat.domains.movielens import MovieLens
+from uat.domains.movielens import episodes as module
 from uat.domains.movielens.episodes import Episodes, MovieLensConfig
 from uat.domains.movielens.filter import posterior
 from uat.domains.movielens.references import judge

@@ -101,7 +101,7 @@ def pack(path: Path | str, file: Path | str, filters: Filters | None = None) -> 
     if file.suffix != PACKED:
         raise ValueError(f"{file} must end in {PACKED}")
     log = load(path, filters)
-    log.save(file)
+    log.save(file, small=True)
     return log
 
 

@@ -58,7 +58,7 @@ class MovieLens:
         return {m.name: facts[m.name] for m in self.metrics if m.name not in by_regime} | by_regime
 
     def references(self) -> dict[str, Reader]:
-        """The ceiling is exact, since no action changes what is learnt; without feedback nobody passes "no-feedback"."""
+        """The ceiling is exact, since no action changes what is learnt; who sees no feedback reaches "no-feedback"."""
         law = RegimeLaw()
         catalogue = Catalogue.of(torch.from_numpy(self.log.group_I), law.num_groups)
         beliefs = {
