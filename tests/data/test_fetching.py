@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from uat.cli import main
-from uat.data.movielens import fetch, fetching
-from uat.data.movielens.fetching import Source
+from uat.data.movielens import fetching
+from uat.data.movielens.fetching import Source, fetch
 
 
 def archive() -> bytes:

@@ -13,7 +13,8 @@ import pytest
 
 from uat.cli import main
 from uat.data import archives
-from uat.data.movielens import SOURCES, Filters, Log, check, group_of, load, pack
+from uat.data.movielens import Filters, Log, check, group_of, load, pack
+from uat.data.movielens.fetching import SOURCES
 from uat.data.movielens.log import Ratings
 from uat.data.movielens.sources import FLAGS, read
 
