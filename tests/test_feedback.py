@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import uat
 from tests.builders import SPECS, build_random, random_trajectory, with_other_feedback
@@ -163,6 +164,23 @@ def test_the_policy_is_told_in_acting_what_it_is_told_in_training(settings: dict
     policy = build_random("uat", simulator.spec, dtype=torch.float32)
     played = rollout(policy, simulator, simulator.noise(torch.arange(16), 0))
     assert torch.equal(policy.logits(simulator.spec.clock.batch(played)).argmax(-1), played.action)
+
+
+class NothingReadBack(TorchDispatchMode):
+    """Refuses what makes the host wait for a value: such a rollout could not be captured as a CUDA graph."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert str(function).split(".")[1] not in ("_local_scalar_dense", "nonzero", "equal", "is_nonzero"), function
+        return function(*args, **(kwargs or {}))
+
+
+def test_the_channel_reads_nothing_back_to_the_host() -> None:
+    simulator = corrupt(DarkRoomSimulator(DarkRoomConfig(horizon=5), "cpu"), **SETTINGS["all"])
+    noise, policy = simulator.noise(torch.arange(4), 0), build_random("uat", simulator.spec, dtype=torch.float32)
+    with NothingReadBack():
+        rollout(policy, simulator, noise)
+    with pytest.raises(AssertionError, match="_local_scalar_dense"), NothingReadBack():
+        noise["start"][0].item()
 
 
 def test_null_action_and_reward_make_uat_vanilla() -> None:
