@@ -13,7 +13,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import uat
-from tests.builders import SPECS, build_random, random_trajectory, with_other_feedback
+from tests.builders import (
+    SPECS,
+    build_random,
+    build_uat,
+    random_trajectory,
+    randomise,
+    vanilla_of,
+    with_other_feedback,
+)
 from uat.acting import Behaviour, rollout
 from uat.config import override, run_config_from_json, to_json
 from uat.domains.darkroom.world import DarkRoomConfig, DarkRoomSimulator
@@ -189,11 +197,12 @@ def test_null_action_and_reward_make_uat_vanilla() -> None:
         batch = spec.clock.batch(corrupt(random_trajectory(spec), reward="null", action="null"))
         assert (batch.prev_reward == 0).all()
         assert (batch.prev_action == (NO_ACTION if isinstance(spec.action, Discrete) else 0)).all()
-        gates = build_random("uat", spec).gates(batch.prev_action, batch.prev_reward)  # pyright: ignore[reportAttributeAccessIssue]
-        assert gates.rho.abs().max() == 0
+        policy = randomise(build_uat(spec), 0)
+        gates = policy.utility(batch.prev_action, batch.prev_reward)
+        assert max(gate.abs().max() for gate in (gates.rho, *gates.g)) == 0
         other = spec.clock.batch(corrupt(with_other_feedback(random_trajectory(spec)), reward="null", action="null"))
-        policy = build_random("uat", spec)
         assert torch.equal(policy.logits(batch), policy.logits(other))
+        assert torch.equal(policy.logits(batch), vanilla_of(policy).logits(batch))
 
 
 # ---------------------------------------------------------------- a setting of a run
