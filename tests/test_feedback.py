@@ -25,7 +25,7 @@ from tests.builders import (
 from uat.acting import Behaviour, rollout
 from uat.config import override, run_config_from_json, to_json
 from uat.domains.darkroom.world import DarkRoomConfig, DarkRoomSimulator
-from uat.feedback import CorruptedSimulator, FeedbackConfig, corrupt
+from uat.feedback import CorruptedRecording, CorruptedSimulator, FeedbackConfig, corrupt
 from uat.noise import gumbel
 from uat.recipes import recipe
 from uat.types import NO_ACTION, Discrete, Noise, Spec, Trajectory, Vector
@@ -131,6 +131,33 @@ def test_logs_are_told_what_the_simulator_tells(settings: dict[str, Any]) -> Non
     logged = corrupt(rollout(None, room, room.noise(ids, seed)), episode_ids=ids, seed=seed, **settings)
     assert torch.equal(told.told_reward, logged.told_reward)  # pyright: ignore[reportArgumentType]
     assert torch.equal(told.told_action, logged.told_action)  # pyright: ignore[reportArgumentType]
+
+
+class Recorded:
+    """The expert's episodes in a room, as somebody wrote them down."""
+
+    def __init__(self) -> None:
+        self.room = DarkRoomSimulator(DarkRoomConfig(horizon=6), "cpu")
+        self.spec, self.noise = self.room.spec, self.room.noise
+
+    def trajectory(self, noise: Noise) -> Trajectory:
+        assert not any(name.startswith("feedback") for name in noise)
+        return rollout(None, self.room, noise)
+
+    def judged(self, trajectory: Trajectory, noise: Noise, answers: Any) -> Trajectory:
+        return replace(trajectory, facts={"answers": answers})
+
+
+def test_recorded_episodes_stay_recorded_and_are_told_as_played_ones() -> None:
+    recording = corrupt(Recorded(), **SETTINGS["all"])
+    played = corrupt(Recorded().room, **SETTINGS["all"])
+    noise = recording.noise(torch.arange(5), 3)
+    assert isinstance(recording, CorruptedRecording)
+    told, expected = recording.trajectory(noise), rollout(None, played, noise)
+    assert torch.equal(told.told_reward, expected.told_reward)  # pyright: ignore[reportArgumentType]
+    judged = recording.judged(told, noise, torch.ones(5))
+    assert judged.facts["answers"].sum() == 5
+    assert judged.told_reward is told.told_reward
 
 
 # ---------------------------------------------------------------- nothing else changes
