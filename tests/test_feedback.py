@@ -25,7 +25,7 @@ from tests.builders import (
 from uat.acting import Behaviour, rollout
 from uat.config import override, run_config_from_json, to_json
 from uat.domains.darkroom.world import DarkRoomConfig, DarkRoomSimulator
-from uat.feedback import CorruptedRecording, CorruptedSimulator, FeedbackConfig, corrupt
+from uat.feedback import CorruptedRecording, CorruptedSimulator, FeedbackConfig, corrupt, corrupted_worlds
 from uat.noise import gumbel
 from uat.recipes import recipe
 from uat.types import NO_ACTION, Discrete, Noise, Spec, Trajectory, Vector
@@ -149,7 +149,7 @@ class Recorded:
 
 
 def test_recorded_episodes_stay_recorded_and_are_told_as_played_ones() -> None:
-    recording = corrupt(Recorded(), **SETTINGS["all"])
+    recording = corrupted_worlds(Recorded(), FeedbackConfig(**SETTINGS["all"]))
     played = corrupt(Recorded().room, **SETTINGS["all"])
     noise = recording.noise(torch.arange(5), 3)
     assert isinstance(recording, CorruptedRecording)
@@ -168,10 +168,10 @@ def happened(trajectory: Trajectory) -> dict[str, Tensor]:
     return {name: getattr(trajectory, name) for name in names} | trajectory.facts
 
 
-@every_setting
-@pytest.mark.parametrize("domain", ["darkroom", "sepsis"])
-def test_nothing_but_the_told_feedback_changes(domain: str, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("domain", "name"), [*(("darkroom", name) for name in SETTINGS), ("sepsis", "all")])
+def test_nothing_but_the_told_feedback_changes(domain: str, name: str) -> None:
     """Behaviour and a blind policy, sampled: the world, the targets and the metrics are the same bits."""
+    settings = SETTINGS[name]
     config = recipe(domain, "vanilla", "smoke")
     clean = config.build_domain()
     other = replace(config, feedback=FeedbackConfig(**settings)).build_domain()

@@ -191,10 +191,8 @@ class CorruptedSimulator(Corrupted):
 def corrupt(what: Trajectory, config: FeedbackConfig = ..., /, **settings: Any) -> Trajectory: ...
 @overload
 def corrupt(what: Simulator[Any], config: FeedbackConfig = ..., /, **settings: Any) -> CorruptedSimulator: ...
-@overload
-def corrupt(what: Any, config: FeedbackConfig = ..., /, **settings: Any) -> Corrupted: ...
 def corrupt(
-    what: Any,
+    what: Simulator[Any] | Trajectory,
     config: FeedbackConfig = TRUE,
     /,
     *,
@@ -204,7 +202,7 @@ def corrupt(
 ) -> Corrupted | Trajectory:
     """A simulator, or logged episodes, of which policies are told something else: `corrupt(simulator, noise=2.0)`.
 
-    Whatever has a `trajectory(noise)` instead of steps holds recorded episodes, and stays such. Settings are those of FeedbackConfig, and change the config where one is given. Logs take the ids of their
+    Settings are those of FeedbackConfig, and change the config where one is given. Logs take the ids of their
     episodes (unset: 0, 1, ...) and a seed; a simulator is handed both with each rollout.
     """
     known = {f.name for f in fields(FeedbackConfig)}
@@ -212,9 +210,14 @@ def corrupt(
         raise ValueError(f"unknown feedback setting {unknown[0]!r}; known: {', '.join(sorted(known))}")
     config = replace(config, **settings)
     if not isinstance(what, Trajectory):
-        return CorruptedRecording(what, config) if hasattr(what, "trajectory") else CorruptedSimulator(what, config)
+        return corrupted_worlds(what, config)
     ids_B = torch.arange(len(what.valid)) if episode_ids is None else episode_ids
     return config.tell(what, config.draw(ids_B.to(what.valid.device), seed, what.valid.shape[1]))
+
+
+def corrupted_worlds(worlds: Any, config: FeedbackConfig) -> Corrupted:
+    """Whatever has a `trajectory(noise)` instead of steps holds recorded episodes, and stays such."""
+    return CorruptedRecording(worlds, config) if hasattr(worlds, "trajectory") else CorruptedSimulator(worlds, config)
 
 
 class CorruptedDomain:
@@ -233,4 +236,4 @@ class CorruptedDomain:
         return getattr(self.clean, name)
 
     def simulator(self, split: Any, device: torch.device | str) -> Corrupted:
-        return corrupt(self.clean.simulator(split, device), self.feedback)
+        return corrupted_worlds(self.clean.simulator(split, device), self.feedback)
