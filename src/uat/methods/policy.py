@@ -116,6 +116,11 @@ class Policy(nn.Module, ABC):
         """Whether training leaves torch's generator on the device alone, so that others may train beside it."""
         return getattr(self.config, "dropout", 0.0) == 0
 
+    def final(self, batch: Batch) -> Tensor:
+        """h (B, D) at the last real step of each episode, for whoever is asked there alone."""
+        last_B = (batch.valid.sum(1) - 1).clamp_min(0)
+        return self.features(batch)[torch.arange(len(last_B), device=last_B.device), last_B]
+
     def logits(self, batch: Batch) -> Tensor:
         """Logits (B, T, A) at every step; for small action sets."""
         return self.head.logits(self.features(batch), batch.allowed)
