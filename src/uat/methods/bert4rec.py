@@ -102,7 +102,7 @@ class BERT4Rec(Policy):
         return {"cloze": masked_sum(self.head.nll(h_BSD[:, 1:], target_BT, batch.allowed), hidden_BT)}
 
     def hidden(self, valid_BT: Tensor) -> Tensor:
-        """(B, T) True where the answer is asked, so that a mask stands in the next place: a function of the seed alone."""
+        """(B, T) True where the answer is asked, so that a mask stands in the next place; decided by the seed alone."""
         streams, steps = valid_BT.shape
         ids_B = self.dropout_seed + torch.arange(streams, device=valid_BT.device)
         draw_BS = uniform(0, "bert4rec.cloze", ids_B, steps + 1)

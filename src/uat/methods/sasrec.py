@@ -10,11 +10,11 @@ Differences from the paper
   1. cross-entropy over all items; the paper's loss, binary cross-entropy with one
      drawn negative, is the setting `negatives`                          test_sampled_loss_equals_the_equations
   2. attention has an output projection, and may have several heads      test_pass_equals_the_equations
-  3. it is asked for the domain's target at each step, not for the next
-     item; where the targets are the next items, the two are the same    test_next_item_targets_are_the_items_that_follow
+  3. it is asked for the domain's target at each step; on the ordinary
+     task that is the next item, as in the paper                         test_leave_one_out_on_a_log_by_hand
 Choices that the paper leaves open: √D before the table's rows, as in the authors' code; all matrices start at
-N(0, 0.02²) and biases at zero. The authors' code normalises queries alone; here, as in the paper's equation, what enters
-attention is normalised.
+N(0, 0.02²) and biases at zero. The authors' code normalises queries alone; here, as in the paper's equation, all that
+enters attention is normalised.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class SASRec(Policy):
         return {"binary": masked_sum(self._binary(batch), batch.valid)}
 
     def _binary(self, batch: Batch) -> Tensor:
-        """-log σ(r_target) - Σ log(1 - σ(r_negative)), (B, T); a negative that occurs in the episode counts for nothing."""
+        """-log σ(r_target) - Σ log(1 - σ(r_negative)), (B, T); what occurs in the episode is no negative."""
         streams, steps = batch.valid.shape
         ids_B = self.dropout_seed + torch.arange(streams, device=self.dropout_seed.device)
         count = steps * self.config.negatives

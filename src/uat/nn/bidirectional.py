@@ -33,7 +33,7 @@ class BidirectionalBlock(nn.Module):
         self.num_heads, self.dropout = config.num_heads, config.dropout
 
     def forward(self, x_BQD: Tensor, kv_BSF: Tensor, visible_BS: Tensor | None) -> Tensor:
-        """These tokens after the block, with the keys and values of all; those that are not visible count for nothing."""
+        """These tokens after the block, given the keys and values of all; what is not visible counts for nothing."""
         q_BHQE = self._split(self.query(x_BQD))
         k_BHSE, v_BHSE = (self._split(part) for part in kv_BSF.chunk(2, dim=-1))
         mask_B11S = None if visible_BS is None else visible_BS[:, None, None]
