@@ -104,21 +104,22 @@ def test_a_target_that_was_seen_is_last() -> None:
 
 
 def stretches(letters: int, users: int) -> Sequences:
-    """Stretches of a circular alphabet, of several lengths."""
-    lengths_U = 6 + np.arange(users) % 5
-    item_N = np.concatenate([(start * 7 + np.arange(n)) % letters for start, n in enumerate(lengths_U)])
+    """Stretches of a circular alphabet, from anywhere and of several lengths."""
+    draw = np.random.default_rng(0)
+    lengths_U, start_U = draw.integers(5, 12, users), draw.integers(0, letters, users)
+    item_N = np.concatenate([(start + np.arange(n)) % letters for start, n in zip(start_U, lengths_U, strict=True)])
     return Sequences(item_N=item_N.astype(np.int32), first_U=np.concatenate([[0], lengths_U.cumsum()]))
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if "movielens" in (METHODS[name].domains or ())])
-def test_a_recommender_learns_the_alphabet(method: str) -> None:
-    config = NextItemConfig(length=8, batch_size=48, lr=1e-2, epochs=60, patience=20)
-    *lines, outcome = learn(method, SMALL, stretches(25, 100), config, CPU)
+@pytest.mark.parametrize(("method", "own"), [("sasrec", {}), ("bert4rec", {"mask_share": 0.3, "last_share": 0.3})])
+def test_a_recommender_learns_the_alphabet(method: str, own: dict[str, float]) -> None:
+    config = NextItemConfig(length=6, batch_size=50, lr=5e-3, epochs=40, patience=40)
+    *lines, outcome = learn(method, {**SMALL, **own}, stretches(20, 280), config, CPU)
     assert isinstance(outcome, Outcome)
     assert len(lines) == outcome.epochs
     assert outcome.test["ndcg@10"] > 0.99, outcome
     assert outcome.validation["ndcg@10"] > 0.99
-    rows = outcome.rows(method, "alphabet", 0, 100)
+    rows = outcome.rows(method, "alphabet", 0, 280)
     assert {(row.split, row.metric) for row in rows} >= {("test", "ndcg@10"), ("test", "hr@10"), ("train", "seconds")}
 
 
