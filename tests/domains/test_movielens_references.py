@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from uat.domains.movielens.filter import posterior
-from uat.domains.movielens.ranking import Ranking, drawn
+from uat.domains.movielens.ranking import Ranking, drawn, ranks
 from uat.domains.movielens.references import judge, reference_scores
 from uat.domains.movielens.regime import Catalogue, RegimeLaw, rewards
 
@@ -83,7 +83,7 @@ def test_the_average_over_negatives_equals_many_draws(num_items: int, negatives:
     candidate_BK = torch.cat([torch.full((len(ids), 1), target), negative_BK], dim=1)
     simulated = drawn(score_I[candidate_BK])
     wanted_I = torch.arange(num_items) == target
-    exact = Ranking.sampled(num_items, negatives).expected(score_I[None], wanted_I[None])
+    exact = Ranking.sampled(num_items, negatives).expected(ranks(score_I[None], wanted_I[None]))
     for name, value_B in exact.items():
         assert simulated[name].mean().item() == pytest.approx(value_B.item(), abs=0.01), name
 
@@ -92,7 +92,7 @@ def test_the_average_over_targets_is_their_mean() -> None:
     score_BI = torch.randn(3, 50, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     wanted_BI = torch.rand(3, 50, generator=torch.Generator().manual_seed(4)) < 0.3
     ranking = Ranking.sampled(50, 30)
-    found = ranking.expected(score_BI, wanted_BI)
+    found = ranking.expected(ranks(score_BI, wanted_BI))
     for b in range(3):
         for name, value_R in ranking.value_R.items():
             above = [int((score_BI[b] > score_BI[b, i]).sum()) for i in wanted_BI[b].nonzero()[:, 0]]
@@ -103,10 +103,10 @@ def test_full_ranking_has_known_answers() -> None:
     score_BI = torch.arange(100.0, 0, -1)[None]
     for place, hits in {0: (1, 1), 9: (1, 1), 10: (0, 1), 20: (0, 0)}.items():
         wanted_BI = (torch.arange(100) == place)[None]
-        found = Ranking.full(100).expected(score_BI, wanted_BI)
+        found = Ranking.full(100).expected(ranks(score_BI, wanted_BI))
         assert (found["hr@10"].item(), found["hr@20"].item()) == pytest.approx(hits)
         assert found["ndcg@20"].item() == pytest.approx(hits[1] / math.log2(place + 2))
-    tied = Ranking.full(100).expected(torch.zeros(1, 100), torch.ones(1, 100, dtype=torch.bool))
+    tied = Ranking.full(100).expected(ranks(torch.zeros(1, 100), torch.ones(1, 100, dtype=torch.bool)))
     assert tied["hr@10"].item() == pytest.approx(0.1)
 
 
@@ -123,7 +123,7 @@ def test_ranking_groups_equals_ranking_items() -> None:
     belief_BG = torch.tensor([[0.2, 0.3, 0.5], [0.1, 0.2, 0.7], [0.25, 0.5, 0.25], [0.0, 0.0, 1.0]]).double()
     regime_B, ranking = torch.tensor([0, 1, 2, 0]), Ranking.sampled(60, 40)
     score_BI = (belief_BG / catalogue.size_G)[:, catalogue.group_I]
-    slow = ranking.expected(score_BI, catalogue.group_I == regime_B[:, None])
+    slow = ranking.expected(ranks(score_BI, catalogue.group_I == regime_B[:, None]))
     for name, value_B in judge(belief_BG, regime_B, catalogue, ranking).items():
         torch.testing.assert_close(value_B, slow[name])
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from uat.acting import Behaviour, choose
 from uat.nn import kernels
 from uat.nn.blocks import Trace, Transformer
-from uat.nn.heads import Head
+from uat.nn.heads import Head, HeadAnswers
 from uat.nn.utility import UtilityGates
-from uat.types import Batch, Losses, Spec, Step, check_choices, masked_sum
+from uat.types import Answers, Batch, Losses, Spec, Step, check_choices, masked_sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +124,12 @@ class Policy(nn.Module, ABC):
     def logits(self, batch: Batch) -> Tensor:
         """Logits (B, T, A) at every step; for small action sets."""
         return self.head.logits(self.features(batch), batch.allowed)
+
+    def read(self, batch: Batch) -> Answers:
+        """What it answers at the last step of each episode: as streaming would, without the steps where it can."""
+        row_B, last_B = torch.arange(len(batch.valid), device=batch.valid.device), batch.last_B
+        allowed_BA = None if batch.allowed is None else batch.allowed[row_B, last_B]
+        return HeadAnswers(self.head, self.features(batch)[row_B, last_B], allowed_BA)
 
     def loss(self, batch: Batch) -> Losses:
         """How far from the expert, over real steps."""

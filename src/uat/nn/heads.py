@@ -6,6 +6,7 @@ Shapes: B batch, T time, D width, A actions, K candidates.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +40,26 @@ class Head(nn.Module, ABC):
     def score(self, h: Tensor, candidates_K: Tensor) -> Tensor:
         """Logits (..., K) of the candidates alone."""
         return torch.einsum("...kd,...d->...k", self.linear.weight[candidates_K], h) + self.bias_A[candidates_K]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadAnswers:
+    """Scores out of the last representation, worked out for those who are asked about and when they are."""
+
+    head: Head
+    h_BD: Tensor
+    allowed_BA: Tensor | None = None
+
+    def among(self, candidate_BK: Tensor) -> Tensor:
+        score_BK = self.head.score(self.h_BD, candidate_BK)
+        return (
+            score_BK
+            if self.allowed_BA is None
+            else score_BK.masked_fill(~self.allowed_BA.gather(1, candidate_BK), -torch.inf)
+        )
+
+    def every(self, episodes: slice) -> Tensor:
+        return self.head.logits(self.h_BD[episodes], None if self.allowed_BA is None else self.allowed_BA[episodes])
 
 
 class DiscreteHead(Head):

@@ -12,7 +12,7 @@ from uat.acting import Behaviour, rollout
 from uat.methods import Policy
 from uat.noise import gumbel
 from uat.training.capture import Captured, captured_or_none
-from uat.types import Agent, Discrete, Noise, Simulator, Trajectory
+from uat.types import Agent, Discrete, Noise, Reader, Recording, Simulator, Trajectory
 
 AHEAD = 8
 """Batches whose noise is drawn at once on CUDA."""
@@ -23,8 +23,8 @@ class Player:
 
     def __init__(
         self,
-        agent: Agent[Any] | Behaviour | None,
-        simulator: Simulator[Any],
+        agent: Agent[Any] | Reader | Behaviour | None,
+        simulator: Simulator[Any] | Recording,
         *,
         device: torch.device,
         sampled: bool,
@@ -68,7 +68,8 @@ class Player:
     def noise(self, episode_ids: Tensor, seed: int) -> Noise:
         noise = self.simulator.noise(episode_ids, seed)
         spec = self.simulator.spec
-        if self.sampled and isinstance(spec.action, Discrete):
+        played = not isinstance(self.simulator, Recording)
+        if played and self.sampled and isinstance(spec.action, Discrete):
             flat = gumbel(seed, self.stream, episode_ids.to(self.device), spec.horizon * spec.action.count)
             noise["actions"] = flat.view(-1, spec.horizon, spec.action.count).float()
         return noise

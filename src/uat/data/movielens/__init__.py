@@ -6,7 +6,7 @@
 from uat.data.movielens.fetching import SOURCES, fetch
 from uat.data.movielens.genres import GROUPS, group_of
 from uat.data.movielens.log import Filters, Log
-from uat.data.movielens.sources import Summary, check, load
+from uat.data.movielens.sources import Summary, check, load, pack
 from uat.data.movielens.synthetic import SyntheticConfig, synthetic
 
 __all__ = [
@@ -20,5 +20,6 @@ __all__ = [
     "fetch",
     "group_of",
     "load",
+    "pack",
     "synthetic",
 ]

@@ -1,9 +1,15 @@
-"""What stands beside every score: the exact filter, nobody's feedback, and the regime itself.
+"""What stands beside every score: the exact filter, nobody's feedback, the regime itself, and chance.
 
-Axes: B windows, T time, G groups.
+All of them believe something of the regime, and rank items by their chance to be the target.
+
+Axes: B windows, T time, G groups, I items, K candidates.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,6 +17,71 @@ from torch import Tensor
 from uat.domains.movielens.filter import posterior
 from uat.domains.movielens.ranking import Ranking
 from uat.domains.movielens.regime import Catalogue, RegimeLaw, rewards
+from uat.types import Batch
+
+Belief = Callable[[Batch, Catalogue], Tensor]
+"""(B, G) what is thought of the regime at the last step."""
+
+
+class Believer:
+    """A reference that reads whole episodes."""
+
+    sampled: ClassVar[bool] = False
+
+    def __init__(self, catalogue: Catalogue, belief: Belief) -> None:
+        self.belief = belief
+        self._catalogues = {catalogue.group_I.device: catalogue}
+
+    def on(self, device: torch.device) -> Catalogue:
+        """The catalogue there, moved once: a copy from the host would break a CUDA graph."""
+        if device not in self._catalogues:
+            self._catalogues[device] = next(iter(self._catalogues.values())).to(device)
+        return self._catalogues[device]
+
+    def read(self, batch: Batch) -> GroupScores:
+        catalogue = self.on(batch.obs.device)
+        return GroupScores(self.belief(batch, catalogue) / catalogue.size_G, catalogue.group_I)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupScores:
+    """Answers in which all items of a group have one score."""
+
+    score_BG: Tensor
+    group_I: Tensor
+
+    def among(self, candidate_BK: Tensor) -> Tensor:
+        return self.score_BG.gather(1, self.group_I[candidate_BK])
+
+    def every(self, episodes: slice) -> Tensor:
+        return self.score_BG[episodes][:, self.group_I]
+
+
+def filtered(law: RegimeLaw, delay: int) -> Belief:
+    """The exact filter's: no policy can know more."""
+
+    def belief(batch: Batch, catalogue: Catalogue) -> Tensor:
+        assert batch.happened is not None
+        return posterior(law, catalogue.group_I[batch.obs], batch.happened.reward, delay)[:, -1]
+
+    return belief
+
+
+def indifferent(batch: Batch, catalogue: Catalogue) -> Tensor:
+    """Without feedback every regime is as likely."""
+    return torch.ones(len(batch.obs), len(catalogue.size_G), device=batch.obs.device).double()
+
+
+def told(batch: Batch, catalogue: Catalogue) -> Tensor:
+    """The expert's, who sees the regime."""
+    assert batch.happened is not None
+    regime_B1 = batch.happened.facts["regime"][:, -1:]
+    return (torch.arange(len(catalogue.size_G), device=regime_B1.device) == regime_B1).double()
+
+
+def ignorant(batch: Batch, catalogue: Catalogue) -> Tensor:
+    """Knows no groups: every item is as likely."""
+    return indifferent(batch, catalogue) * catalogue.size_G
 
 
 def reference_scores(
