@@ -9,6 +9,7 @@ import os
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from uat.nn.vocabulary import linear_cross_entropy
 
@@ -30,12 +31,13 @@ class Loss:
         self.target_R = torch.randint(items, (rows,), generator=generator).to(device)
         self.inputs = [x.requires_grad_() for x in (self.h_RD, self.weight_AD, self.bias_A)]
 
-    def run(self) -> None:
+    def run(self) -> tuple[Tensor, ...]:
+        """The gradients."""
         if self.path == "whole":
             loss = F.cross_entropy(F.linear(self.h_RD, self.weight_AD, self.bias_A), self.target_R)
         else:
             loss = linear_cross_entropy(self.h_RD, self.weight_AD, self.bias_A, self.target_R).mean()
-        torch.autograd.grad(loss, self.inputs)
+        return torch.autograd.grad(loss, self.inputs)
 
 
 def unfit(path: str, rows: int, items: int, device: torch.device) -> str | None:

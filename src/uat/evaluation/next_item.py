@@ -165,7 +165,7 @@ def ask(policy: Policy, questions: Questions) -> dict[str, float]:
     found = []
     for begin in range(0, len(questions.target_U), ASKED_AT_ONCE):
         some = questions.rows(slice(begin, begin + ASKED_AT_ONCE))
-        score_BI = policy.head.logits(policy.final(as_batch(some.obs_UT)))
+        score_BI = policy.read(as_batch(some.obs_UT)).every(slice(None))
         found.append(rank(score_BI, some.target_U, some.seen_UI))
     return {name: torch.cat([one[name] for one in found]).mean().item() for name in found[0]}
 

@@ -118,8 +118,7 @@ class Policy(nn.Module, ABC):
 
     def final(self, batch: Batch) -> Tensor:
         """h (B, D) at the last real step of each episode, for whoever is asked there alone."""
-        last_B = (batch.valid.sum(1) - 1).clamp_min(0)
-        return self.features(batch)[torch.arange(len(last_B), device=last_B.device), last_B]
+        return self.features(batch)[torch.arange(len(batch.valid), device=batch.valid.device), batch.last_B]
 
     def logits(self, batch: Batch) -> Tensor:
         """Logits (B, T, A) at every step; for small action sets."""
@@ -129,7 +128,7 @@ class Policy(nn.Module, ABC):
         """What it answers at the last step of each episode: as streaming would, without the steps where it can."""
         row_B, last_B = torch.arange(len(batch.valid), device=batch.valid.device), batch.last_B
         allowed_BA = None if batch.allowed is None else batch.allowed[row_B, last_B]
-        return HeadAnswers(self.head, self.features(batch)[row_B, last_B], allowed_BA)
+        return HeadAnswers(self.head, self.final(batch), allowed_BA)
 
     def loss(self, batch: Batch) -> Losses:
         """How far from the expert, over real steps."""
