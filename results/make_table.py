@@ -24,6 +24,7 @@ DOCS = HERE.parent / "docs" / "results"
 REFERENCES = {
     "expert": "the expert, who sees what is hidden",
     "ceiling": "Bayes filter: the best that what is seen allows",
+    "no-feedback": "the best without feedback",
     "random": "every action as likely as the next",
 }
 Row = dict[str, Any]
