@@ -140,6 +140,23 @@ def test_what_fills_up_a_batch_changes_nothing() -> None:
     assert learner.step()["loss/imitation"].item() == pytest.approx((total / count).item(), rel=1e-6)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("method", ["sasrec", "bert4rec"])
+def test_a_captured_step_equals_a_plain_one(method: str) -> None:
+    data, entry = LeaveOneOut.of(stretches(25, 40), 8).to("cuda"), METHODS[method]
+    losses = []
+    for captured in (False, True):
+        torch.manual_seed(0)
+        policy = entry.build(next_item_spec(25, 8), entry.configure(**SMALL)).cuda()
+        learner = Learner(policy, data, NextItemConfig(length=8, batch_size=16))
+        if captured:
+            learner.capture()
+            assert learner.step is not learner.plain_step
+        losses.append([learner.epoch(index) for index in (1, 2)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
 def test_the_script_writes_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stretches(25, 20).save(tmp_path / "log.npz")
     flags = ["--data", str(tmp_path / "log.npz"), "--method", "sasrec", "--device", "cpu", "--epochs", "1"]

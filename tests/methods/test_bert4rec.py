@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.builders import SPECS, build_random, moments, random_batch, stream
+from tests.builders import SPECS, build_random, moments, random_batch, small_config, stream
 from uat.evaluation.next_item import as_batch, next_item_spec
 from uat.methods.bert4rec import BERT4Rec, BERT4RecConfig
 from uat.training.surroundings import seeded
@@ -161,4 +161,4 @@ def test_longer_episodes_are_refused() -> None:
 @pytest.mark.parametrize("name", ["mask_share", "last_share"])
 def test_bad_settings_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}=1.5"):
-        BERT4RecConfig(**{name: 1.5})
+        small_config("bert4rec", **{name: 1.5})

@@ -69,7 +69,7 @@ class BERT4RecState:
 
 class BERT4Rec(Policy):
     config: BERT4RecConfig
-    head: ItemHead
+    head: ItemHead  # pyright: ignore[reportIncompatibleVariableOverride]
     dropout_seed: Tensor
     """Decides what the Cloze test hides."""
 

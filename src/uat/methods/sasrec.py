@@ -47,7 +47,7 @@ class SASRecConfig(TransformerConfig):
 
 class SASRec(Policy):
     config: SASRecConfig
-    head: ItemHead
+    head: ItemHead  # pyright: ignore[reportIncompatibleVariableOverride]
     dropout_seed: Tensor
     """Decides which negatives are drawn."""
 
