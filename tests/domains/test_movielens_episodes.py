@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.domains.movielens_twin import judge
 from uat.acting import Logits, replay
 from uat.data.movielens import Log, SyntheticConfig, synthetic
 from uat.domains.movielens import MovieLens
 from uat.domains.movielens import episodes as module
 from uat.domains.movielens.episodes import Episodes, MovieLensConfig
 from uat.domains.movielens.filter import posterior
-from uat.domains.movielens.references import judge
 from uat.methods import METHODS
 from uat.types import Recording, Trajectory
 

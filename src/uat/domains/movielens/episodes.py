@@ -9,10 +9,10 @@ Validation and test hold the newest window of each of their users under a fixed 
 questions are the same for every method, seed and machine.
 
 Differences from the paper
-  1. several windows of a user serve training where users are few      test_newest_windows_come_first_and_do_not_overlap
-  2. regimes and targets of training are drawn afresh                  test_training_asks_anew_and_test_asks_the_same
+  1. several windows of a user serve training where users are few    test_the_newest_windows_come_first
+  2. regimes and targets of training are drawn afresh                test_training_asks_anew_and_test_asks_the_same
   3. target and negatives are averaged analytically, over several
-     schedules; the single draw of the paper stands beside             test_the_filter_is_measured_as_its_reference
+     schedules; the single draw of the paper stands beside           test_the_filter_is_measured_as_its_reference
 
 Axes: B episodes, T time, I items, K candidates, W windows, R some of the episodes.
 """
