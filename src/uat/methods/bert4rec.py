@@ -69,13 +69,14 @@ class BERT4RecState:
 
 class BERT4Rec(Policy):
     config: BERT4RecConfig
-    head: ItemHead  # pyright: ignore[reportIncompatibleVariableOverride]
+    head: ItemHead
     dropout_seed: Tensor
     """Decides what the Cloze test hides."""
 
     def __init__(self, spec: Spec, config: BERT4RecConfig) -> None:
         super().__init__(spec, config)
-        self.head = ItemHead(config.d_model, spec.action.count, bias=True)
+        head = ItemHead(config.d_model, spec.action.count, bias=True)
+        self.head = head  # pyright: ignore[reportIncompatibleVariableOverride]
         self.mask_D = nn.Parameter(torch.empty(config.d_model))
         self.places_SD = nn.Parameter(torch.empty(spec.horizon + 1, config.d_model))
         for parameter in (self.mask_D, self.places_SD):

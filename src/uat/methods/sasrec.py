@@ -47,13 +47,14 @@ class SASRecConfig(TransformerConfig):
 
 class SASRec(Policy):
     config: SASRecConfig
-    head: ItemHead  # pyright: ignore[reportIncompatibleVariableOverride]
+    head: ItemHead
     dropout_seed: Tensor
     """Decides which negatives are drawn."""
 
     def __init__(self, spec: Spec, config: SASRecConfig) -> None:
         super().__init__(spec, config)
-        self.head = ItemHead(config.d_model, spec.action.count, bias=False)
+        head = ItemHead(config.d_model, spec.action.count, bias=False)
+        self.head = head  # pyright: ignore[reportIncompatibleVariableOverride]
         self.backbone = Transformer(spec, config, utility=False)
         self.backbone.register_module("encoder", nn.Identity())  # items come embedded by the head's table
         self.backbone.register_module("norm", nn.Dropout(config.dropout))  # no LayerNorm before the blocks
