@@ -43,6 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serving": {"types", "checks", "nn", "methods", "acting"},
     "bench": {
         "types",
+        "nn",
         "methods",
         "domains",
         "acting",

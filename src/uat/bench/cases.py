@@ -35,6 +35,7 @@ CASES = {
     "together": "an epoch of one seed, and of three seeds side by side: the mean of fifty",
     "step": "one decision in every stream, when `context` steps have been seen with it",
     "memory": "most CUDA memory of an epoch and of a rollout, and what a stream's past takes",
+    "loss": "cross-entropy over so many items, forwards and backwards, with whole logits and some rows at a time",
     "cold": "the first call, with all that it captures, compiles or packs",
 }
 """Every case, and what one call of it does."""
@@ -51,6 +52,10 @@ class Sizes:
     """Streams of a step."""
     contexts: tuple[int, ...] = (60, 256, 1024, 4096)
     """Context of a step in one stream."""
+    items: tuple[int, ...] = (10_000, 60_000)
+    """Sizes of the vocabulary that a loss is over."""
+    rows: tuple[int, int] = (256, 50)
+    """Episodes and steps of that loss."""
 
     def steps(self) -> list[tuple[int, int]]:
         """(batch, context) of every step that is timed."""
@@ -58,7 +63,7 @@ class Sizes:
 
 
 FULL = Sizes()
-QUICK = Sizes(preset="smoke", batch=4, context=6, batches=(1, 3), contexts=(6, 12))
+QUICK = Sizes(preset="smoke", batch=4, context=6, batches=(1, 3), contexts=(6, 12), items=(50, 200), rows=(4, 6))
 
 
 def settings(method: str, sizes: Sizes, precision: str) -> RunConfig:

@@ -119,6 +119,10 @@ class Policy(nn.Module, ABC):
         """Whether training leaves torch's generator on the device alone, so that others may train beside it."""
         return getattr(self.config, "dropout", 0.0) == 0
 
+    def final(self, batch: Batch) -> Tensor:
+        """h (B, D) at the last real step of each episode, for whoever is asked there alone."""
+        return self.features(batch)[torch.arange(len(batch.valid), device=batch.valid.device), batch.last_B]
+
     def logits(self, batch: Batch) -> Tensor:
         """Logits (B, T, A) at every step; for small action sets."""
         return self.head.logits(self.features(batch), batch.allowed)
@@ -127,7 +131,7 @@ class Policy(nn.Module, ABC):
         """What it answers at the last step of each episode: as streaming would, without the steps where it can."""
         row_B, last_B = torch.arange(len(batch.valid), device=batch.valid.device), batch.last_B
         allowed_BA = None if batch.allowed is None else batch.allowed[row_B, last_B]
-        return HeadAnswers(self.head, self.features(batch)[row_B, last_B], allowed_BA)
+        return HeadAnswers(self.head, self.final(batch), allowed_BA)
 
     def loss(self, batch: Batch) -> Losses:
         """How far from the expert, over real steps."""
