@@ -24,7 +24,6 @@ from uat.methods import Policy
 from uat.methods.policy import TransformerPolicy
 from uat.recipes import recipe
 from uat.runs import Run
-from uat.training.together import set_apart
 from uat.training.trainer import Trainer
 from uat.types import Trajectory
 
@@ -83,7 +82,7 @@ def set_path(policy: Policy, path: str) -> str | None:
 SEEDS = 3
 """Seeds that train side by side."""
 EPOCHS = 50
-"""Epochs of each that are timed as one: seeds side by side must come apart, and catch up at the end."""
+"""Epochs of each that are timed as one, as training hands them over without waiting."""
 
 
 class Training:
@@ -150,11 +149,9 @@ def together(config: RunConfig, seeds: int, device: torch.device) -> Call | str:
         training.policy.share_device(seeds)
 
     def run() -> None:
-        for count in range(EPOCHS):
-            for index, (training, stream) in enumerate(zip(trainings, streams, strict=True)):
+        for _ in range(EPOCHS):
+            for training, stream in zip(trainings, streams, strict=True):
                 with torch.cuda.stream(stream):
-                    if count == 0:
-                        set_apart([training.player for training in trainings], index)
                     training.epoch()
 
     return Call(run)

@@ -23,12 +23,10 @@ class Captured(Generic[Result]):
 
     Its inputs are changed by writing into the same tensors; what it returns are the same tensors each time.
     Warm-up really runs the function: tensors that it changes (weights, optimizer state) are named in
-    `preserve` and put back. Launches of what is `urgent` go before others that wait for the device.
+    `preserve` and put back.
     """
 
-    def __init__(
-        self, function: Callable[[], Result], *, preserve: Iterable[Tensor] = (), urgent: bool = False
-    ) -> None:
+    def __init__(self, function: Callable[[], Result], *, preserve: Iterable[Tensor] = ()) -> None:
         self.function = function  # keeps alive what the graph reads
         before = [(tensor, tensor.detach().clone()) for tensor in preserve]
         stream = torch.cuda.Stream()
@@ -42,8 +40,7 @@ class Captured(Generic[Result]):
                 tensor.copy_(value)
         self.graph = torch.cuda.CUDAGraph()
         try:
-            recorded_on = torch.cuda.Stream(priority=-1 if urgent else 0)
-            with _nothing_collected(), torch.cuda.graph(self.graph, stream=recorded_on):
+            with _nothing_collected(), torch.cuda.graph(self.graph):
                 self.result = function()
         except RuntimeError as error:
             torch.cuda.synchronize()
@@ -67,11 +64,11 @@ def _nothing_collected() -> Iterator[None]:
 
 
 def captured_or_none(
-    function: Callable[[], Result], what: str, *, preserve: Iterable[Tensor] = (), urgent: bool = False
+    function: Callable[[], Result], what: str, *, preserve: Iterable[Tensor] = ()
 ) -> Captured[Result] | None:
     """The function recorded; if that cannot be, a warning that says so, and None: whoever asked calls it plainly."""
     try:
-        return Captured(function, preserve=preserve, urgent=urgent)
+        return Captured(function, preserve=preserve)
     except CaptureError as error:
         warnings.warn(
             f"{what} cannot be captured as a CUDA graph ({error}); it runs launch by launch, which is much slower: "

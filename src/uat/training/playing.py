@@ -14,7 +14,6 @@ from uat.noise import gumbel
 from uat.training.capture import Captured, captured_or_none
 from uat.types import Agent, Discrete, Noise, Reader, Recording, Simulator, Trajectory
 
-URGENT = True
 AHEAD = 8
 """Batches whose noise is drawn at once on CUDA."""
 
@@ -38,8 +37,6 @@ class Player:
         """False once a capture has failed."""
         self.inputs: Noise = {}
         self.ready: tuple[int, int, int, Noise] | None = None  # seed, first id, id after the last, their noise
-        self.played = torch.cuda.Event() if device.type == "cuda" else None
-        """On CUDA: happens when the latest captured rollout is over."""
         self.path = self._choose_path()
 
     def _choose_path(self) -> str:
@@ -60,16 +57,13 @@ class Player:
             return self._rollout(noise)
         if self.captured is None or len(episode_ids) != len(next(iter(self.inputs.values()))):
             self.inputs = {name: value.clone() for name, value in noise.items()}
-            self.captured = captured_or_none(lambda: self._rollout(self.inputs), "the rollout", urgent=URGENT)
+            self.captured = captured_or_none(lambda: self._rollout(self.inputs), "the rollout")
             if self.captured is None:
                 self.capturable, self.path = False, self.path.replace("cuda graph", "cuda eager, no graph")
                 return self._rollout(noise)
         for name, value in noise.items():
             self.inputs[name].copy_(value)
-        trajectory = self.captured()
-        if self.played is not None:
-            self.played.record()
-        return trajectory
+        return self.captured()
 
     def noise(self, episode_ids: Tensor, seed: int) -> Noise:
         noise = self.simulator.noise(episode_ids, seed)

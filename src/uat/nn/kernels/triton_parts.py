@@ -1,6 +1,6 @@
 """What the Triton kernels share: products, norms, gates.
 
-A matrix W lies in memory as torch keeps it, (out, in). PRECISION says how a product rounds its inputs: "tf32", "bf16",
+A matrix W lies in memory as torch keeps it, (out, in). PRECISION says how a product rounds its inputs: "tf32",
 or "tf32x3", which adds what tf32 cut off in two more products and so comes out as exact as float32; sums are float32.
 """
 
@@ -29,11 +29,7 @@ def shares(size: int, share: int) -> int:
 @triton.jit
 def times_loaded(a, b, PRECISION: tl.constexpr):
     """a b, both in registers."""
-    if PRECISION == "bf16":
-        product = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16))
-    else:
-        product = tl.dot(a, b, input_precision=PRECISION)
-    return product
+    return tl.dot(a, b, input_precision=PRECISION)
 
 
 @triton.jit

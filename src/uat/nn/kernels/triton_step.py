@@ -27,6 +27,7 @@ from uat.nn.kernels.triton_parts import (
     diagonal,
     norm_rows,
     normed,
+    power_of_two,
     room,
     shares,
     tanh,
@@ -41,7 +42,7 @@ from uat.types import Step
 ROWS = 16
 """Least rows of a matrix product on tensor cores."""
 PROGRAMS = 132
-"""About as many programs as a large GPU has multiprocessors; policies that act side by side divide them."""
+"""About as many programs as a large GPU has multiprocessors."""
 CHUNK, WARPS, STAGES = 64, 4, 3
 """Cached steps that are read at a time, warps of a program, and blocks of weights under way at a time."""
 WIDEST = 128
@@ -115,10 +116,13 @@ def fused_token(backbone: Transformer, x_BD: Tensor, cache: KVCache) -> Tensor:
 
 
 def products() -> str:
-    """How matrix products round what goes into them."""
-    if torch.is_autocast_enabled("cuda"):
-        return "bf16"
+    """How matrix products round what goes into them: under bf16 as under tf32 (docs/speed.md says why)."""
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
+
+
+def _programs(policies: int) -> int:
+    """Programs of each policy: one for each multiprocessor, and where several act side by side their share of two."""
+    return PROGRAMS if policies == 1 else max(1, 2 * PROGRAMS // policies)
 
 
 def _launch(
@@ -138,7 +142,7 @@ def _launch(
     out = unread.new_empty(streams, d if head is None else actions)
     choice_B = torch.empty(streams, dtype=torch.long, device=out.device)
     allowed = None if step is None or step.allowed is None or head is None else step.allowed.contiguous()
-    real = min(ROWS, shares(streams, max(1, PROGRAMS // backbone.beside)))
+    real = min(ROWS, power_of_two(shares(streams, _programs(backbone.beside))))
     pointers = {
         **dict.fromkeys(OBSERVED + TOLD, unread),
         **{name: value for name, value in (seen | told).items() if isinstance(value, Tensor)},
