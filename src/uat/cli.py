@@ -23,7 +23,7 @@ from uat.evaluation.scores import what_is_unfinished
 from uat.evaluation.tables import LEGEND, method_rows, print_rows, score_rows
 from uat.methods import METHODS
 from uat.recipes import pairs, recipe
-from uat.runs import Run
+from uat.runs import Run, write_atomically
 from uat.training.progress import show_progress
 
 Device = Annotated[str | None, tyro.conf.arg(metavar="{cpu,cuda}")]
@@ -81,12 +81,15 @@ class Demo:
 class Data:
     """Look at a file of your own before anything is computed from it."""
 
-    verb: tyro.conf.Positional[Literal["check"]]
-    """check: say what the file holds and what is odd in it; exit with 2 if it cannot be used."""
+    verb: tyro.conf.Positional[Literal["check", "prepare"]]
+    """check: say what the file holds and what is odd in it; exit with 2 if it cannot be used. prepare: write it as one
+    file that needs no further library to be read, such as on a machine with a GPU."""
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
     """What kind of data it is, such as markets."""
     path: tyro.conf.Positional[Path]
     """The file, or a folder of them."""
+    out: Path | None = None
+    """prepare: the file to write, a .npz."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -180,7 +183,16 @@ def run_demo(args: list[str]) -> None:
 
 def run_data(args: list[str]) -> None:
     options = parse(Data, args, "uat data")
-    reports = SOURCES[lookup("data", options.name, SOURCES)].check(options.path)
+    source = SOURCES[lookup("data", options.name, SOURCES)]
+    if options.verb == "prepare":
+        if source.prepare is None:
+            raise ValueError(f"{options.name} needs no preparing: its files are read as they are")
+        if options.out is None or options.out.suffix != ".npz":
+            raise ValueError(f"name the file to write, a .npz: --out FILE.npz, got {options.out}")
+        write_atomically(options.out, content := source.prepare(options.path))
+        print_rows([{"file": str(options.out), "bytes": len(content)}], as_json=options.json)
+        return
+    reports = source.check(options.path)
     print_rows([row for report in reports for row in report.rows()], as_json=options.json)
     if refusal := next((report.refusal for report in reports if report.refusal), None):
         raise ValueError(refusal)
@@ -209,6 +221,7 @@ USAGE = """usage: uat COMMAND [OPTIONS]
   uat evaluate RUN... [--each] [--json]            score and compare policies beside the Bayes filter
   uat demo [--out DIR]                             Vanilla and UAT on DarkRoom, and a page to look at
   uat data check NAME PATH [--json]                what a file of yours holds, and whether it can be used
+  uat data prepare NAME PATH --out FILE.npz        your files as one that needs no further library to be read
   uat bench [--cases ...] [--json] [--plot FILE]   speed of every path beside its slow twin and its peers
 
 `uat COMMAND --help` explains every option."""

@@ -56,6 +56,8 @@ class Source:
     check: Callable[[Path], list[Report]]
     """A report per file; raises ValueError where a file cannot be read at all."""
     summary: str
+    prepare: Callable[[Path], bytes] | None = None
+    """From a file or folder to the content of one that NumPy alone can read, where a domain takes such a file."""
 
 
 def need(library: str, extra: str, why: str) -> Any:
@@ -73,6 +75,15 @@ def _markets(path: Path) -> list[Report]:
     return check(path)
 
 
+def _prepared_markets(path: Path) -> bytes:
+    need("polars", "data", "reading market files")
+    from uat.data.markets.bars import market_files
+    from uat.data.markets.files import read
+    from uat.data.markets.prepared import pack
+
+    return pack({file.stem: read(file) for file in market_files(path)})
+
+
 def _movielens(path: Path) -> list[Report]:
     need("polars", "data", "reading MovieLens files")
     from uat.data.movielens.sources import check
@@ -81,6 +92,10 @@ def _movielens(path: Path) -> list[Report]:
 
 
 SOURCES: dict[str, Source] = {
-    "markets": Source(check=_markets, summary="daily bars (date, ticker, open, high, low, close, volume)"),
+    "markets": Source(
+        check=_markets,
+        prepare=_prepared_markets,
+        summary="daily bars (date, ticker, open, high, low, close, volume)",
+    ),
     "movielens": Source(check=_movielens, summary="MovieLens or RecBole ratings, in any of their published formats"),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,8 @@ class DomainEntry:
     """The setting that chooses the task; None: there is one task."""
     revision: int = 1
     """Raised when the same config starts to mean other worlds, metrics or references."""
+    content: Callable[[Any], Mapping[str, str]] = lambda config: {}
+    """Settings that name files, with what stands for these files' content in the identity of a run."""
 
 
 DOMAINS: dict[str, DomainEntry] = {
@@ -56,5 +58,7 @@ DOMAINS: dict[str, DomainEntry] = {
         config=MarketsConfig,
         tasks=Markets.train_tasks,
         summary="portfolios of stocks in several markets whose regimes change",
+        revision=2,
+        content=lambda config: config.content,
     ),
 }

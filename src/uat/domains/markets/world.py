@@ -26,6 +26,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from uat.data.markets import prepared
 from uat.data.markets.features import Protocol
 from uat.data.markets.indicators import NAMES
 from uat.domains.domain import Split
@@ -37,7 +38,7 @@ from uat.types import Assets, Noise, Spec, Weights, check_choices
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MarketsConfig:
     data: str = ""
-    """A file or folder of daily bars, one file per market; empty: the embedded generator."""
+    """A file or folder of daily bars, one file per market, or a prepared .npz; empty: the embedded generator."""
     suspensions: Suspensions = "common"
     """Days on which some asset has no bar: drop them (common), or mask the asset (mask)."""
     days: int = 0
@@ -89,6 +90,12 @@ class MarketsConfig:
             horizon=self.horizon,
             reward_scale=self.reward_scale,
         )
+
+    @property
+    def content(self) -> dict[str, str]:
+        """What stands for a prepared file in the identity of a run: its checksum, where the file is there."""
+        found = prepared.checksum(self.data) if prepared.is_prepared(self.data) else None
+        return {"data": found} if found else {}
 
     @property
     def setting(self) -> str:
