@@ -110,7 +110,7 @@ def test_every_parameter_learns_at_one_rate(method: str, spec: Spec) -> None:
 @every_method
 def test_the_learner_holds_the_same_parameters(method: str) -> None:
     """Whoever plays and learns in training: what it learns is the policy's, before and after a move."""
-    spec = SPECS["vector-discrete"]
+    spec = next(SPECS[spec] for (name, spec), reason in PAIRS.items() if name == method and not reason)
     policy, batch = build_random(method, spec).to(torch.float32), random_batch(spec)
     assert type(policy.learner) is METHODS[training_name(method)].policy
     assert training_name(training_name(method)) == training_name(method)
