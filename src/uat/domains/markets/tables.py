@@ -120,3 +120,14 @@ def windows(markets: tuple[Market, ...], split: str, protocol: Protocol) -> Wind
         start_W=torch.from_numpy(np.concatenate(starts)[order]),
         counts=tuple(len(start) for start in starts),
     )
+
+
+def grown(markets: tuple[Market, ...], relative_XA: Tensor, split: str, protocol: Protocol) -> Tensor:
+    """(X, A) what one unit in cash and each asset has become since the first day that the split is judged on."""
+    found, begin = torch.ones_like(relative_XA), 0
+    for market in markets:
+        part, end = market.splits[split], begin + len(market.date_T)
+        first = begin + part.start + protocol.window - 1
+        found[first + 1 : end] = relative_XA[first : end - 1].double().cumprod(0).to(found.dtype)
+        begin = end
+    return found
