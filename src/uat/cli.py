@@ -20,7 +20,7 @@ from uat.data import SOURCES
 from uat.domains import DOMAINS
 from uat.evaluation.comparison import compare
 from uat.evaluation.scores import what_is_unfinished
-from uat.evaluation.tables import LEGEND, method_rows, print_rows, score_rows
+from uat.evaluation.tables import LEGEND, difference_rows, method_rows, print_rows, score_rows
 from uat.methods import METHODS
 from uat.recipes import pairs, recipe
 from uat.runs import Run, write_atomically
@@ -168,6 +168,9 @@ def run_evaluate(args: list[str]) -> None:
     else:
         print_rows(score_rows(summaries), as_json=False)
         print(f"\n{LEGEND}")
+        if differences := difference_rows(summaries):
+            print("\nDifferences on the same episodes and seeds [95 % interval], p: chance of one so large\n")
+            print_rows(differences, as_json=False)
 
 
 def run_demo(args: list[str]) -> None:

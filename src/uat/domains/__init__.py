@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from uat.domains.darkroom import DarkRoom, DarkRoomConfig
-from uat.domains.domain import Domain, Split, block_length, episode_count, split_seed, summarised
+from uat.domains.domain import Domain, Split, block_length, episode_count, rivals, split_seed, summarised
 from uat.domains.markets import Markets, MarketsConfig
 from uat.domains.sepsis import Sepsis, SepsisConfig
 
@@ -18,6 +18,7 @@ __all__ = [
     "Split",
     "block_length",
     "episode_count",
+    "rivals",
     "split_seed",
     "summarised",
 ]

@@ -31,6 +31,8 @@ class Markets:
 
     name: ClassVar[str] = "markets"
     train_tasks: ClassVar[tuple[str, ...]] = ("joint",)
+    rivals: ClassVar[tuple[str, ...]] = ("equal-weight",)
+    """Who a method must beat to be worth its effort."""
     block: ClassVar[float] = 10.0
     """Episodes follow each other in time: the mean length of the blocks in which they are resampled."""
 
