@@ -41,7 +41,7 @@ def main() -> None:
         folders = [args.runs / f"{args.name}-{method}-{seed}" for seed in args.seeds]
         for run in uat.train_together(configs, folders, resume=True, progress=Lines):
             found = diagnose(run)
-            np.savez_compressed(run.file("regimes.npz"), **found.arrays)
+            np.savez_compressed(run.file("regimes.npz"), **found.arrays)  # pyright: ignore[reportArgumentType]
             rows += found.rows
     file = args.out or HERE / args.preset / "regimes" / f"{args.name}.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,8 @@ Axes: B batch, T time, N assets, F indicators, A cash and assets.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -45,9 +47,14 @@ def signalled(generator: torch.Generator, episodes: int = 24) -> Batch:
     return batch_of(obs_BTNF, 0.02 * obs_BTNF[..., 0].sign())
 
 
-def fit(policy: Policy, phase: Phase, batches: int, draw: object = signalled, lr: float = 1e-2) -> None:
+def fit(
+    policy: Policy,
+    phase: Phase,
+    batches: int,
+    draw: Callable[[torch.Generator], Batch] = signalled,
+    lr: float = 1e-2,
+) -> None:
     """Adam down the phase's loss, on fresh batches."""
-    assert callable(draw)
     assert isinstance(phase.behaviour, Behaviour)
     generator = torch.Generator().manual_seed(1)
     optimizer = torch.optim.Adam(policy.parameters(), lr=lr)

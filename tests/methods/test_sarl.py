@@ -20,6 +20,12 @@ def policy(**settings: Any) -> SARL:
         return SARL(SPEC, SARLConfig(**{**SMALL, **settings}))
 
 
+def random_sarl(**settings: Any) -> SARL:
+    found = build_random("sarl", SPECS["assets-weights"], **settings)
+    assert isinstance(found, SARL)
+    return found
+
+
 def test_movements_that_can_be_told_are_learnt() -> None:
     sarl = policy()
     fit(sarl, sarl.phases()[0], 60)
@@ -55,10 +61,10 @@ def test_the_portfolio_leaves_the_predictor_alone() -> None:
 
 
 def test_what_is_predicted_reaches_the_policy() -> None:
-    sarl, batch = build_random("sarl", SPECS["assets-weights"]), random_batch(SPECS["assets-weights"])
+    sarl, batch = random_sarl(), random_batch(SPECS["assets-weights"])
     before = sarl.logits(batch)
     with torch.no_grad():
-        sarl.rise.bias += 1.0  # pyright: ignore[reportOperatorIssue]
+        sarl.rise.bias.add_(1.0)
     after = sarl.logits(batch)
     assert not torch.equal(before, after)
     assert torch.equal(before[..., 0], after[..., 0])  # cash has a score of its own
@@ -89,7 +95,7 @@ def test_losses_equal_the_equations() -> None:
 
 def test_only_the_last_days_of_the_state_count_but_the_predictor_remembers_all() -> None:
     """Without what is predicted, a day beyond the window moves nothing; with it, every day does."""
-    sarl = build_random("sarl", SPECS["assets-weights"], window=3)
+    sarl = random_sarl(window=3)
     batch, other = (random_batch(SPECS["assets-weights"], seed=seed, whole=True) for seed in (1, 1))
     other.obs = other.obs.clone()
     other.obs[:, 0] += 1

@@ -40,7 +40,7 @@ def pack(markets: Mapping[str, Bars]) -> bytes:
         table_TNC[day, asset] = np.stack([getattr(bars, column) for column in NUMBERS], axis=-1)
         arrays |= {f"{name}/date": days.astype("datetime64[D]"), f"{name}/ticker": tickers, f"{name}/bars": table_TNC}
     content = io.BytesIO()
-    np.savez_compressed(content, **arrays)
+    np.savez_compressed(content, **arrays)  # pyright: ignore[reportArgumentType]
     return content.getvalue()
 
 
