@@ -3,8 +3,8 @@
     python results/make_regimes.py hsi --set 'domain.data="hsi.npz"' 'domain.test_from="2020-01-01"' --seeds 0 1 2
     python results/make_regimes.py generator
 
-Rows go to results/PRESET/regimes/NAME.jsonl, arrays for a figure to regimes.npz in each run folder. Runs that are there
-already are continued, not repeated.
+Rows go to results/PRESET/regimes/NAME.jsonl, arrays for a figure to NAME.npz beside them (METHOD-SEED/ARRAY). Runs that
+are there already are continued, not repeated.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None, help="file of rows")
     args = parser.parse_args()
     settings = {name: json.loads(value) for name, value in (pair.split("=", 1) for pair in args.set)}
-    rows = []
+    rows, arrays = [], {}
     for method in args.methods:
         configs = [uat.override(uat.recipe("markets", method, args.preset, seed=seed), settings) for seed in args.seeds]
         folders = [args.runs / f"{args.name}-{method}-{seed}" for seed in args.seeds]
         for run in uat.train_together(configs, folders, resume=True, progress=Lines):
             found = diagnose(run)
-            np.savez_compressed(run.file("regimes.npz"), **found.arrays)  # pyright: ignore[reportArgumentType]
             rows += found.rows
+            arrays |= {f"{method}-{run.config.seed}/{name}": array for name, array in found.arrays.items()}
     file = args.out or HERE / args.preset / "regimes" / f"{args.name}.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    np.savez_compressed(file.with_suffix(".npz"), **arrays)
     for row in rows:
         told = f"auc {row['auc']:.3f}" if "auc" in row else f"{row['mean']:.4f} ± {row['std']:.4f}"
         what = f"{row['method']:8} {row['seed']} {row['quantity']:4} {row['where']:7} {row['by']:9} {row['group']:19}"

@@ -52,8 +52,8 @@ def main() -> None:
         found: list[Evaluation] = []
         for method in args.methods or [name for name in METHODS if METHODS[name].serves(args.domain)]:
             found += score(group, method, file, references=not found)
-        summaries = [to_json(summary) for summary in compare(found)]
-        write_rows(file.parent / "intervals" / file.name, summaries, KEY_OF_SUMMARY)
+            summaries = [to_json(summary) for summary in compare(found)]
+            write_rows(file.parent / "intervals" / file.name, summaries, KEY_OF_SUMMARY)
 
 
 class Group:

@@ -100,5 +100,6 @@ def test_the_study_trains_both_and_leaves_rows_and_arrays(tmp_path: Path, monkey
     runpy.run_path(str(script), run_name="__main__")
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert {(row["method"], row["quantity"]) for row in rows} == {("uat", "rho"), ("uat", "h"), ("vanilla", "h")}
-    with np.load(tmp_path / "tiny-uat-0" / "regimes.npz") as arrays:
-        assert {"date", "regime", "known", "quartile", "market", "rho", "h"} <= set(arrays)
+    with np.load(tmp_path / "rows.npz") as arrays:
+        shared = {"date", "day", "regime", "known", "quartile", "market", "h"}
+        assert set(arrays) == {f"{m}-0/{name}" for m in ("uat", "vanilla") for name in shared} | {"uat-0/rho"}

@@ -39,7 +39,7 @@ CALM = ("bull", "chop")
 QUARTILES = ("calmest quartile", "second quartile", "third quartile", "wildest quartile")
 
 Row = dict[str, Any]
-Floats = NDArray[np.float64]
+Floats = NDArray[np.floating]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ def diagnose(run: Run | Path | str, *, device: torch.device | str | None = None)
     with torch.no_grad(), precision(run.config.train.precision):
         count = episode_count(domain, "test", 0)
         found = play_all(player, count, split_seed("test", 0), lambda played: _norms(policy, played), 512)
-    norms = {name: values.cpu().numpy() for name, values in found.items()}
+    norms = {name: values.float().cpu().numpy() for name, values in found.items()}
     start_E = simulator.windows.start_W.cpu().numpy()
     day_ET = start_E[:, None] + np.arange(domain.spec.horizon)
     told = _told(days_of(run.config.domain), day_ET)
