@@ -28,6 +28,7 @@ REFERENCES = {
     "ceiling": "Bayes filter: the best that what is seen allows",
     "equal-weight": "the same weight for every asset, every day",
     "buy-and-hold": "the same money in every asset on the first day, and nothing traded since",
+    "no-feedback": "the best without feedback",
     "random": "every action as likely as the next",
 }
 Row = dict[str, Any]

@@ -15,15 +15,16 @@ from typing import Annotated, Any, Literal
 import tyro
 
 import uat
-from uat.config import PRESETS, lookup, to_json
-from uat.data import SOURCES
+from uat.config import PRESETS, SECTIONS, lookup, to_json
+from uat.data import SOURCES, archives
 from uat.domains import DOMAINS
+from uat.evaluation.auditing import audit_run
 from uat.evaluation.comparison import compare
 from uat.evaluation.scores import what_is_unfinished
 from uat.evaluation.tables import LEGEND, difference_rows, method_rows, print_rows, score_rows
 from uat.methods import METHODS
 from uat.recipes import pairs, recipe
-from uat.runs import Run, write_atomically
+from uat.runs import Run
 from uat.training.progress import show_progress
 
 Device = Annotated[str | None, tyro.conf.arg(metavar="{cpu,cuda}")]
@@ -62,6 +63,22 @@ class Evaluate:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Audit:
+    """Say whether policies are feedback-blind, and how much their decisions hang on each channel."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Run folders."""
+    episodes: int = 64
+    """Test episodes that are played."""
+    draws: int = 2
+    """How often each channel is resampled."""
+    device: Device = None
+    """Where to run; unset: CUDA if there is one."""
+    json: bool = False
+    """Print JSON rows, one per run and channel, instead of a table."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Demo:
     """Train Vanilla and UAT on DarkRoom in a few minutes, and write a page that shows what each learnt."""
 
@@ -79,17 +96,18 @@ class Demo:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """Look at a file of your own before anything is computed from it."""
+    """Look at data of your own before anything is computed from them, get published ones, make them ready."""
 
-    verb: tyro.conf.Positional[Literal["check", "prepare"]]
-    """check: say what the file holds and what is odd in it; exit with 2 if it cannot be used. prepare: write it as one
-    file that needs no further library to be read, such as on a machine with a GPU."""
+    verb: tyro.conf.Positional[Literal["check", "fetch", "prepare"]]
+    """check: say what the file holds and what is odd in it; exit with 2 if it cannot be used. fetch: download a
+    published data set; if that breaks off, the same command goes on. prepare: read the files once and write what
+    training needs into one file, for machines that cannot read them."""
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
-    """What kind of data it is, such as markets."""
+    """What kind of data it is, such as markets; for fetch, which data set, such as movielens-1m."""
     path: tyro.conf.Positional[Path]
-    """The file, or a folder of them."""
+    """The file, or a folder of them; for fetch, the folder in which the data set becomes a folder."""
     out: Path | None = None
-    """prepare: the file to write, a .npz."""
+    """The file that prepare writes, such as ml-1m.npz."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -173,6 +191,23 @@ def run_evaluate(args: list[str]) -> None:
             print_rows(differences, as_json=False)
 
 
+def run_audit(args: list[str]) -> None:
+    options = parse(Audit, args, "uat audit")
+    if not options.runs:
+        raise ValueError("name at least one run folder: uat audit RUN...")
+    runs = [Run.open(path) for path in options.runs]
+    how = {name: getattr(options, name) for name in ("episodes", "draws", "device")}
+    found = [(run, audit_run(run, **how)) for run in runs]
+    rows = [
+        {"run": str(run.path), "method": run.config.method_name, "domain": run.config.domain_name, **row}
+        for run, one in found
+        for row in (one.rows() if options.json else to_json(one.channels))
+    ]
+    print_rows(rows, as_json=options.json)
+    for run, one in [] if options.json else found:
+        print(f"\n{run.path}: {one.sentence()}")
+
+
 def run_demo(args: list[str]) -> None:
     from uat.evaluation.demo import demo
 
@@ -186,16 +221,20 @@ def run_demo(args: list[str]) -> None:
 
 def run_data(args: list[str]) -> None:
     options = parse(Data, args, "uat data")
-    source = SOURCES[lookup("data", options.name, SOURCES)]
-    if options.verb == "prepare":
-        if source.prepare is None:
-            raise ValueError(f"{options.name} needs no preparing: its files are read as they are")
-        if options.out is None or options.out.suffix != ".npz":
-            raise ValueError(f"name the file to write, a .npz: --out FILE.npz, got {options.out}")
-        write_atomically(options.out, content := source.prepare(options.path))
-        print_rows([{"file": str(options.out), "bytes": len(content)}], as_json=options.json)
+    if options.verb == "fetch":
+        fetch = archives()[lookup("data set", options.name, archives())].fetch
+        assert fetch is not None
+        print_rows([{"data set": options.name, "folder": str(fetch(options.name, options.path))}], as_json=options.json)
         return
-    reports = source.check(options.path)
+    if options.verb == "prepare":
+        prepare = SOURCES[lookup("data", options.name, SOURCES)].prepare
+        if prepare is None:
+            raise ValueError(f"{options.name} needs no preparation: its files are read as they are")
+        if options.out is None:
+            raise ValueError(f"say where to write: uat data prepare {options.name} {options.path} --out FILE")
+        print_rows([{"file": str(options.out), **prepare(options.path, options.out)}], as_json=options.json)
+        return
+    reports = SOURCES[lookup("data", options.name, SOURCES)].check(options.path)
     print_rows([row for report in reports for row in report.rows()], as_json=options.json)
     if refusal := next((report.refusal for report in reports if report.refusal), None):
         raise ValueError(refusal)
@@ -212,6 +251,7 @@ VERBS: dict[str, Callable[[list[str]], None]] = {
     "list": run_list,
     "train": run_train,
     "evaluate": run_evaluate,
+    "audit": run_audit,
     "demo": run_demo,
     "data": run_data,
     "bench": run_bench,
@@ -222,17 +262,17 @@ USAGE = """usage: uat COMMAND [OPTIONS]
   uat list [methods|domains|recipes] [--json]      what there is
   uat train DOMAIN --method NAME [--preset P] ...  train a policy into a run folder
   uat evaluate RUN... [--each] [--json]            score and compare policies beside the Bayes filter
+  uat audit RUN... [--json]                        whether policies are feedback-blind, and what they hang on
   uat demo [--out DIR]                             Vanilla and UAT on DarkRoom, and a page to look at
   uat data check NAME PATH [--json]                what a file of yours holds, and whether it can be used
-  uat data prepare NAME PATH --out FILE.npz        your files as one that needs no further library to be read
+  uat data fetch NAME FOLDER                       download a published data set, such as movielens-1m
+  uat data prepare NAME PATH --out FILE            read files once into one that every machine can read
   uat bench [--cases ...] [--json] [--plot FILE]   speed of every path beside its slow twin and its peers
 
 `uat COMMAND --help` explains every option."""
 
 
 # ---------------------------------------------------------------- arguments
-
-SECTIONS = ("domain", "method", "train", "evaluation")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    Protocol,
+    Self,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+    runtime_checkable,
+)
 
 import torch
 from torch import Tensor
@@ -153,6 +164,10 @@ class Trajectory(TensorFields):
     allowed: Tensor | None = None
     facts: dict[str, Tensor] = field(default_factory=dict)
     """What metrics need to know of each step; hidden from methods unless the spec names it among its extras."""
+    told_action: Tensor | None = None
+    """What the feedback channel says in place of `action`; None: the truth."""
+    told_reward: Tensor | None = None
+    """What the feedback channel carries in place of `reward`, before the clock shifts it; None: the truth."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -171,6 +186,21 @@ class Batch(TensorFields):
     """Facts that the spec shows to methods."""
     happened: Trajectory | None = None
     """The episodes themselves, for losses that need actions, rewards or ends. Deciding never looks at them."""
+
+    def step(self, t: int) -> Step:
+        """What streams that begin with these episodes are told at t."""
+        return Step(
+            obs=self.obs[:, t],
+            prev_action=self.prev_action[:, t],
+            prev_reward=self.prev_reward[:, t],
+            first=torch.full((len(self.obs),), t == 0, device=self.obs.device),
+            allowed=None if self.allowed is None else self.allowed[:, t],
+        )
+
+    @property
+    def last_B(self) -> Tensor:
+        """The last real step of each episode."""
+        return self.valid.sum(1) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,10 +266,12 @@ class Clock:
 
     def batch(self, trajectory: Trajectory) -> Batch:
         """Padding may hold anything; a policy finds nothing there."""
-        valid, reward_BT = trajectory.valid, _numbers(trajectory.reward)
+        valid = trajectory.valid
+        action_BT = trajectory.action if trajectory.told_action is None else trajectory.told_action
+        reward_BT = _numbers(trajectory.reward if trajectory.told_reward is None else trajectory.told_reward)
         return Batch(
             obs=blank(trajectory.obs, valid),
-            prev_action=blank(shift(trajectory.action, 1), valid),
+            prev_action=blank(shift(action_BT, 1), valid),
             prev_reward=blank(shift(reward_BT, self.reward_lag), valid) * self.reward_scale,
             target=trajectory.target,
             valid=valid,
@@ -283,7 +315,7 @@ class History:
         return Step(obs=obs, first=self.starts[min(t, 1)], allowed=allowed, **told)
 
     def add(self, action: Tensor, reward_B: Tensor) -> None:
-        """What was done now, and what it earned."""
+        """What was done now, and what it earned, as policies are told."""
         scale = self.clock.reward_scale
         self.actions.append(action)
         self.rewards.append(reward_B if scale == 1 else reward_B * scale)
@@ -335,7 +367,11 @@ class Agent(Protocol[State]):
 
 
 class Simulator(Protocol[World]):
-    """B worlds at once on one device, driven by randomness that is handed in."""
+    """B worlds at once on one device, driven by randomness that is handed in.
+
+    A simulator may also say `told(world)`: of the step that led to this world, the action and the reward that a
+    policy is told of, (B, ...) and (B,), where these are not what happened.
+    """
 
     spec: Spec
 
@@ -361,4 +397,49 @@ class Simulator(Protocol[World]):
 
     def facts(self, world: World) -> dict[str, Tensor]:
         """What the domain's metrics need to know of this step; methods see only what the spec names."""
+        ...
+
+
+class Answers(Protocol):
+    """What an agent thinks of actions at the last step of B episodes. Nobody holds the scores of all by all at once."""
+
+    def among(self, candidate_BK: Tensor) -> Tensor:
+        """(B, K) scores of these actions."""
+        ...
+
+    def every(self, episodes: slice) -> Tensor:
+        """(R, A) scores of all actions, for some of the episodes."""
+        ...
+
+
+class Reader(Protocol):
+    """Whoever can be asked about recorded episodes: every policy, and references that never act."""
+
+    sampled: ClassVar[bool]
+
+    def read(self, batch: Batch) -> Answers:
+        """What it answers at the last real step of each episode."""
+        ...
+
+
+@runtime_checkable
+class Recording(Protocol):
+    """Episodes that no action changes, such as those of a log: all there at once, and agents are asked about them.
+
+    Training needs no play. Whoever is judged is told what happened, never what it would have done; it is asked at the
+    last step of each episode.
+    """
+
+    spec: Spec
+
+    def noise(self, episode_ids: Tensor, seed: int) -> Noise:
+        """All randomness of these episodes: the same for the same (seed, id), whatever the batch or device."""
+        ...
+
+    def trajectory(self, noise: Noise) -> Trajectory:
+        """The episodes as they happened; their actions are the recorded ones."""
+        ...
+
+    def judged(self, trajectory: Trajectory, noise: Noise, answers: Answers) -> Trajectory:
+        """The episodes with facts, one per episode, of how good the answers were: what the metrics are made of."""
         ...

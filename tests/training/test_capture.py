@@ -23,7 +23,7 @@ from uat.training.optimizing import set_rates
 from uat.training.playing import Player
 from uat.training.surroundings import seeded
 from uat.training.trainer import Trainer, build_policy
-from uat.types import Agent, Noise, Simulator, Trajectory
+from uat.types import Agent, Noise, Recording, Simulator, Trajectory
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -42,7 +42,7 @@ def new_trainer(folder: Path, **changes: Any) -> Trainer:
     return Trainer(Run.create(config(**changes), folder), CUDA)
 
 
-def eager(agent: Agent[Any] | None, simulator: Simulator[Any], noise: Noise) -> Trajectory:
+def eager(agent: Agent[Any] | None, simulator: Simulator[Any] | Recording, noise: Noise) -> Trajectory:
     """The rollout launch by launch."""
     worlds = {name: value for name, value in noise.items() if name != "actions"}
     if isinstance(agent, torch.nn.Module):
@@ -115,6 +115,31 @@ def test_a_captured_rollout_equals_the_eager_one(sampled: bool) -> None:
     for ids in (IDS, IDS + 1000, IDS.flip(0)):  # captured by the first, replayed by the others
         played = player.play(ids, SEED)
         assert_same(played, eager(policy, simulator, player.noise(ids.to(CUDA), SEED)))
+
+
+@pytest.mark.parametrize(
+    "channel",
+    [
+        {"feedback__reward": "shuffled", "feedback__noise": 0.5, "feedback__delay": 2},
+        {"feedback__reward": "null", "feedback__action": "null"},
+        {"feedback__reward": "inverted"},
+    ],
+)
+def test_a_corrupted_channel_is_captured_and_fused_like_the_true_one(channel: dict[str, Any]) -> None:
+    """float32, so that policy and room take their fused steps; the slow twin plays the same noise on the CPU."""
+    told = config(**channel, train__precision="fp32")
+    domain = told.build_domain()
+    policy, slow = (build_policy(told, domain, device) for device in (CUDA, CPU))
+    player = Player(policy, domain.simulator("train", CUDA), device=CUDA, sampled=True)
+    assert player.path == "cuda graph, fused step"
+    for ids in (IDS, IDS + 1000):
+        played = player.play(ids, SEED)
+        assert player.captured is not None
+        noise = {name: value.cpu() for name, value in player.noise(ids.to(CUDA), SEED).items()}
+        expected = eager(slow, domain.simulator("train", CPU), noise)
+        assert_same(played, expected)
+        torch.testing.assert_close(played.told_action, expected.told_action, check_device=False)
+        torch.testing.assert_close(played.told_reward, expected.told_reward, check_device=False)
 
 
 def test_a_captured_rollout_follows_the_weights() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from uat.methods.adt import ADT, ADTConfig
+from uat.methods.bert4rec import BERT4Rec, BERT4RecConfig
 from uat.methods.cadm import CaDM, CaDMConfig
 from uat.methods.cotta import Cotta, CottaConfig
 from uat.methods.deeptrader import DeepTrader, DeepTraderConfig
@@ -15,6 +16,7 @@ from uat.methods.gtrxl import GTrXL, GTrXLConfig
 from uat.methods.iql import IQL, IQLConfig
 from uat.methods.policy import Phase, Policy
 from uat.methods.sarl import SARL, SARLConfig
+from uat.methods.sasrec import SASRec, SASRecConfig
 from uat.methods.tent import Tent, TentConfig
 from uat.methods.uat import UAT, UATConfig
 from uat.methods.vanilla import Vanilla, VanillaConfig
@@ -105,6 +107,18 @@ METHODS: dict[str, Method] = {
         config=SARLConfig,
         summary="policy gradient on returns; predicted price movements are part of its state",
         domains=("markets",),
+    ),
+    "sasrec": Method(
+        policy=SASRec,
+        config=SASRecConfig,
+        summary="causal Transformer that scores items by the table that embeds them",
+        domains=("movielens",),
+    ),
+    "bert4rec": Method(
+        policy=BERT4Rec,
+        config=BERT4RecConfig,
+        summary="Transformer that looks both ways and fills a gap behind the items seen",
+        domains=("movielens",),
     ),
 }
 

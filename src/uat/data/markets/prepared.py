@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import zipfile
 from collections.abc import Mapping
 from functools import lru_cache
@@ -28,6 +29,19 @@ PARTS = ("date", "ticker", "bars")
 
 def is_prepared(path: Path | str) -> bool:
     return Path(path).suffix == SUFFIX
+
+
+def write(markets: Mapping[str, Bars], path: Path) -> None:
+    """All of it or nothing: a temporary name, then renamed."""
+    if not is_prepared(path):
+        raise ValueError(f"{path} must be a {SUFFIX} file")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_bytes(pack(markets))
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def pack(markets: Mapping[str, Bars]) -> bytes:
