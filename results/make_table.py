@@ -78,7 +78,8 @@ def in_our_words(row: Row) -> Row:
     tasks = DOMAINS[row["domain"]].tasks
     if row["task"] in tasks:
         return row
-    return {**row, "task": tasks[0], "metric": f"{row['metric']}_{row['task']}"}
+    part = "" if row["task"] == row["domain"] else f"_{row['task']}"
+    return {**row, "task": tasks[0], "metric": f"{row['metric']}{part}"}
 
 
 def certainty(rows: list[Row]) -> str:

@@ -118,7 +118,7 @@ def run_groups(found: Sequence[Evaluation]) -> list[Group]:
             runs={},
             episodes={},
             block=one.block,
-            rivals=rivals(config.build_domain()),
+            rivals=rivals(config.build_true_domain()),
         )
         if config.seed in old.runs:
             raise ValueError(f"the same run is named twice: {describe(config)}")
