@@ -95,11 +95,11 @@ def score(group: Group, method: str, file: Path, *, references: bool) -> list[Ev
     print(f"{group.task} {method}: {trained - started:.1f} s training, {time.perf_counter() - trained:.1f} s scoring")
     for row in rows:
         print(f"  {row['method']:14} {row['seed']} {row['metric']:16} {row['value']:.4f} (n {row['n']})", flush=True)
-    write_rows(file, rows, KEY_OF_SCORE)
+    write_rows(file, rows)
     return found
 
 
-def write_rows(file: Path, rows: list[dict[str, Any]], names: tuple[str, ...]) -> None:
+def write_rows(file: Path, rows: list[dict[str, Any]], names: tuple[str, ...] = KEY_OF_SCORE) -> None:
     """A row replaces the one it measures anew; all else stays."""
 
     def key(row: dict[str, Any]) -> tuple[Any, ...]:
