@@ -3,8 +3,9 @@
     python results/make_rows.py darkroom --tasks gradual abrupt cyclic --methods vanilla uat --seeds 0 1 2
 
 Seeds train side by side. A method that trains as another (TENT, CoTTA) takes over that method's run. Runs that are
-there already are continued, not repeated; a row is written once per run and metric. `make_table.py` makes tables of
-the rows.
+there already are continued, not repeated; a row is written once per run and metric. Intervals, and differences from
+Vanilla and from the domain's rivals, need all runs at a time: those of one call stand in intervals/DOMAIN.jsonl beside
+the rows. `make_table.py` makes tables of both.
 """
 
 from __future__ import annotations
@@ -17,11 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import uat
+from uat.config import to_json
 from uat.domains import DOMAINS
+from uat.evaluation.comparison import compare
+from uat.evaluation.scores import Evaluation
 from uat.methods import METHODS, training_name
 from uat.training.progress import Lines
 
 HERE = Path(__file__).parent
+KEY_OF_SCORE = ("domain", "task", "setting", "method", "seed", "split", "metric")
+KEY_OF_SUMMARY = ("domain", "task", "setting", "method", "preset", "split", "metric")
+"""What makes a row another one than the next."""
 
 
 def main() -> None:
@@ -42,8 +49,11 @@ def main() -> None:
         group = Group(
             args.domain, task, args.preset, args.seeds, dict(pair.split("=", 1) for pair in args.set), args.runs
         )
-        for index, method in enumerate(args.methods or [name for name in METHODS if METHODS[name].serves(args.domain)]):
-            score(group, method, file, references=index == 0)
+        found: list[Evaluation] = []
+        for method in args.methods or [name for name in METHODS if METHODS[name].serves(args.domain)]:
+            found += score(group, method, file, references=not found)
+            summaries = [to_json(summary) for summary in compare(found)]
+            write_rows(file.parent / "intervals" / file.name, summaries, KEY_OF_SUMMARY)
 
 
 class Group:
@@ -75,25 +85,25 @@ class Group:
         ]
 
 
-def score(group: Group, method: str, file: Path, *, references: bool) -> None:
+def score(group: Group, method: str, file: Path, *, references: bool) -> list[Evaluation]:
     """The references belong to the task, and are scored once."""
     started = time.perf_counter()
     runs = group.train(method)
     trained = time.perf_counter()
-    rows = []
-    for index, run in enumerate(runs):
-        rows += [asdict(row) for row in uat.evaluate(run, references=references and index == 0).scores]
+    found = [uat.evaluate(run, references=references and index == 0) for index, run in enumerate(runs)]
+    rows = [asdict(row) for one in found for row in one.scores]
     print(f"{group.task} {method}: {trained - started:.1f} s training, {time.perf_counter() - trained:.1f} s scoring")
     for row in rows:
         print(f"  {row['method']:14} {row['seed']} {row['metric']:16} {row['value']:.4f} (n {row['n']})", flush=True)
     write_rows(file, rows)
+    return found
 
 
-def write_rows(file: Path, rows: list[dict[str, Any]]) -> None:
+def write_rows(file: Path, rows: list[dict[str, Any]], names: tuple[str, ...] = KEY_OF_SCORE) -> None:
     """A row replaces the one it measures anew; all else stays."""
 
     def key(row: dict[str, Any]) -> tuple[Any, ...]:
-        return tuple(row[name] for name in ("domain", "task", "setting", "method", "seed", "split", "metric"))
+        return tuple(row[name] for name in names)
 
     old = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     merged = {key(row): row for row in [*old, *rows]}

@@ -27,9 +27,9 @@ SPECS: dict[str, Spec] = {
     "items-discrete": Spec(obs=Items(11), action=Discrete(11), horizon=7, reward_lag=2),
     "items-weights": Spec(obs=Items(11), action=Weights(4), horizon=7),
     "assets-discrete": Spec(obs=Assets(3, 2), action=Discrete(4), horizon=7, reward_scale=0.5),
-    "assets-weights": Spec(obs=Assets(3, 2), action=Weights(4), horizon=7, reward_lag=3),
+    "assets-weights": Spec(obs=Assets(3, 2), action=Weights(4), horizon=7, reward_lag=3, extras={"relative": (4,)}),
 }
-"""Every kind of observation with every kind of action."""
+"""Every kind of observation with every kind of action, one with facts that methods may ask for."""
 
 IN_THE_DARK = [name for name, method in METHODS.items() if method.serves("darkroom")]
 """Methods that serve the dark room, where most tests play."""
@@ -134,6 +134,9 @@ def random_trajectory(
         target=_blank(random_actions(spec, shape, generator, allowed_BTA), valid_BT),
         valid=valid_BT,
         allowed=allowed_BTA,
+        facts={
+            name: 0.9 + 0.2 * torch.rand(*shape, *inner, generator=generator) for name, inner in spec.extras.items()
+        },
     )
 
 

@@ -347,9 +347,9 @@ def test_seeds_are_one_line_and_each_shows_them_apart(capsys: Captured, tmp_path
     assert by["uat"]["std"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
     gap = (by["uat"]["value"] - by["vanilla"]["value"]) / (by["ceiling"]["value"] - by["vanilla"]["value"])
     assert by["uat"]["gap_closed"] == pytest.approx(gap)
-    for each, lines in (([], 5), (["--each"], 9)):
+    for each, lines, differences in (([], 5, 1), (["--each"], 9, 3)):
         table = call(capsys, "evaluate", *flags, *each)[1].splitlines()
-        assert len(table) == 2 + lines + 2
+        assert len(table) == 2 + lines + 2 + 5 + differences
     assert "named twice" in refused(capsys, "evaluate", folders[0], folders[0], "--no-references", "--device", "cpu")
 
 

@@ -21,7 +21,7 @@ from uat.domains import DOMAINS
 from uat.evaluation.auditing import audit_run
 from uat.evaluation.comparison import compare
 from uat.evaluation.scores import what_is_unfinished
-from uat.evaluation.tables import LEGEND, method_rows, print_rows, score_rows
+from uat.evaluation.tables import LEGEND, difference_rows, method_rows, print_rows, score_rows
 from uat.methods import METHODS
 from uat.recipes import pairs, recipe
 from uat.runs import Run
@@ -186,6 +186,9 @@ def run_evaluate(args: list[str]) -> None:
     else:
         print_rows(score_rows(summaries), as_json=False)
         print(f"\n{LEGEND}")
+        if differences := difference_rows(summaries):
+            print("\nDifferences on the same episodes and seeds [95 % interval], p: chance of one so large\n")
+            print_rows(differences, as_json=False)
 
 
 def run_audit(args: list[str]) -> None:

@@ -116,10 +116,12 @@ class RunConfig:
     def identity(self) -> str:
         """Names the run: the hash of what its config changes, of the method's and the domain's revision.
 
-        Not of where or on what it runs; and a setting that is added later, at its default, renames no run.
+        Not of where or on what it runs: a prepared file of data counts by what it holds. And a setting that is added
+        later, at its default, renames no run.
         """
         plain = run_config_from_json(to_json(self))  # 1 and 1.0 are the same setting
         changed = {name: changes(getattr(plain, name)) for name in SECTIONS}
+        changed["domain"] |= DOMAINS[self.domain_name].content(self.domain)
         if not changed["feedback"]:
             del changed["feedback"]  # a section that came later: runs under the truth keep their names
         revisions = [METHODS[self.method_name].policy.revision, DOMAINS[self.domain_name].revision]

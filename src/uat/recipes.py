@@ -86,6 +86,7 @@ PAIRS: dict[tuple[str, str], Settings] = {
         "method.decay": 0.9,
         "train.utility_lr": 2e-2,
     },
+    ("markets", "deeptrader"): {"method.dropout": 0.5},  # its authors', not the Transformers'
     ("movielens", "uat"): {
         "method.d_utility": 16,
         "method.d_action": 8,
@@ -133,6 +134,7 @@ PRESET: dict[tuple[str, str], Settings] = {
         "train.epochs": 4,
         "train.batch_size": 12,
         "train.validate_every": 2,
+        "method.d_asset": 8,
         "method.d_model": 16,
         "method.num_heads": 2,
         "method.num_layers": 2,
@@ -153,6 +155,7 @@ PRESET: dict[tuple[str, str], Settings] = {
         "method.d_model": 64,
         "method.num_layers": 2,
         "method.d_ff": 128,
+        "method.d_asset": 16,
     },
     ("markets", "paper"): {"train.precision": "tf32"},
     ("movielens", "smoke"): {

@@ -28,6 +28,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from uat.config import RunConfig, from_json, run_config_from_json, spec_from_json, spec_to_json, to_json
+from uat.domains import DOMAINS
 from uat.methods import METHODS, Policy
 
 FORMAT = 1
@@ -56,7 +57,8 @@ class Run:
                 raise RunError(f"{run.path} holds other files; choose an empty or new folder with --out")
             run.path.mkdir(parents=True, exist_ok=True)
             run.write_json("config.json", to_json(config))
-            run.write_json("manifest.json", manifest(device))
+            content = DOMAINS[config.domain_name].content(config.domain)
+            run.write_json("manifest.json", {**manifest(device), "data": dict(content)})
             return run
         other = Run.open(run.path)
         if other.config.identity() != config.identity():

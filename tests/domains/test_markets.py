@@ -122,6 +122,19 @@ def test_costs_are_paid_for_what_is_traded_from_drifted_weights() -> None:
     np.testing.assert_allclose((free.reward - dear.reward)[0].numpy(), 0.01 * traded, atol=1e-6)
 
 
+def test_buying_and_holding_trades_once_and_earns_the_mean_of_the_assets_growth() -> None:
+    """The returns of the last decisions, put together, are the money that lay in all assets since the first of them."""
+    domain = Markets(CONFIG)
+    agent, count = domain.references()["buy-and-hold"], 30
+    measured = domain.measure(play(simulator(), agent, count))
+    for m, market in enumerate(markets()):
+        own = measured["market"] == m
+        first = market.splits["test"].start + CONFIG.horizon - 1
+        worth = market.relative_TN[first : first + int(own.sum())].prod(0).mean()
+        assert (1 + measured["return"][own].double()).prod().item() == pytest.approx(worth, rel=1e-5)
+        torch.testing.assert_close(measured["turnover"][own][1:], torch.zeros(int(own.sum()) - 1), atol=1e-6, rtol=0)
+
+
 def test_an_asset_that_cannot_be_traded_gets_no_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     first, *others = markets()
     tradable = first.tradable_TN.copy()
@@ -239,7 +252,7 @@ def test_a_run_is_trained_and_scored_on_every_window_with_its_references(tmp_pat
     config = recipe("markets", "uat", "smoke")
     run = train(config, tmp_path / "run", device="cpu")
     found = evaluate(run, device="cpu")
-    assert found.episodes.keys() == {"uat", "equal-weight", "random", "expert"}
+    assert found.episodes.keys() == {"uat", "equal-weight", "buy-and-hold", "random", "expert"}
     windows = config.build_domain().episodes["test"]
     assert {score.n for score in found.scores if score.metric == "sharpe"} == {windows}
     low, high = found.interval("uat", "sharpe")

@@ -13,7 +13,7 @@ from uat.config import RunConfig, override
 from uat.evaluation.comparison import Summary, compare
 from uat.evaluation.intervals import interval
 from uat.evaluation.scores import CEILING, EXPERT, Evaluation, rows_of
-from uat.evaluation.tables import score_rows
+from uat.evaluation.tables import difference_rows, score_rows
 from uat.recipes import recipe
 
 BASE = torch.tensor([0.0, 0.1, -0.1, 0.05], dtype=torch.float64)
@@ -143,6 +143,36 @@ def test_there_is_no_gap_without_the_one_blind_method_of_the_same_seeds(blind: l
 def test_there_is_no_gap_without_a_ceiling() -> None:
     rows = compare([*runs("vanilla", [0.3], ceiling=None), *runs("uat", [0.6], ceiling=None)])
     assert accuracy(rows, "uat").gap_closed is None
+
+
+# ---------------------------------------------------------------- differences
+
+
+def test_a_method_is_held_against_the_blind_one_on_the_same_episodes_and_seeds() -> None:
+    """What is hard for both is no part of their difference: its interval is that of three numbers alike."""
+    rows = compare([*runs("vanilla", [0.3, 0.4, 0.5]), *runs("uat", [0.6, 0.7, 0.81])])
+    [found] = accuracy(rows, "uat").differences
+    assert (found.other, found.value) == ("vanilla", pytest.approx((0.3 + 0.3 + 0.31) / 3))
+    assert found.low > 0.28
+    assert found.significant
+    assert accuracy(rows, "vanilla").differences == accuracy(rows, CEILING).differences == ()
+    [shown] = difference_rows(rows)
+    assert (shown["method"], shown["less"], shown["metric"]) == ("uat", "vanilla", "accuracy")
+    assert shown["difference"].startswith("+0.303 [+0.2")
+
+
+def test_a_method_is_held_against_the_domains_rivals() -> None:
+    config, generator = recipe("markets", "uat", "smoke"), torch.Generator().manual_seed(0)
+    shared = torch.randn(400, generator=generator, dtype=torch.float64)
+    own = 0.02 + 0.1 * torch.randn(400, generator=generator, dtype=torch.float64)
+    found = {"uat": {"sharpe": shared + own}, "equal-weight": {"sharpe": shared}}
+    scores = [row for m, each in found.items() for row in rows_of(config, config.build_domain(), m, each)]
+    [row] = [row for row in compare([Evaluation(scores, found, config)]) if row.method == "uat"]
+    [against] = row.differences
+    low, high = interval(own[None], config.build_domain().block)
+    assert (against.other, against.low, against.high) == ("equal-weight", pytest.approx(low), pytest.approx(high))
+    assert against.significant == (low > 0)
+    assert row.high - row.low > 5 * (high - low)
 
 
 # ---------------------------------------------------------------- what is one line

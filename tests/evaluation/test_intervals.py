@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from uat.evaluation.intervals import filled, interval, student, variance_of_mean
+from uat.evaluation.intervals import Spread, filled, interval, student, variance_of_mean
 
 Interval = Callable[[Tensor], tuple[float, float]]
 T = {freedom: student(freedom) for freedom in (2, 59)}
@@ -115,10 +115,7 @@ def coverage(method: Interval, effects: tuple[float, float, float], seeds: int =
 
 
 @pytest.mark.parametrize("effects", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (0.1, 1, 1), (0.3, 1, 1), (1, 1, 1)])
-def test_the_interval_holds_the_truth_in_at_least_95_of_100_cases(
-    effects: tuple[float, float, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("uat.evaluation.intervals.student", T.__getitem__)  # the same two, not summed up each time
+def test_the_interval_holds_the_truth_in_at_least_95_of_100_cases(effects: tuple[float, float, float]) -> None:
     assert coverage(interval, effects) >= 0.925  # 300 draws: two deviations below
 
 
@@ -128,8 +125,7 @@ def test_simpler_intervals_do_not() -> None:
     assert coverage(over_seeds, (0, 1, 0.1)) < 0.5
 
 
-def test_the_interval_holds_the_truth_with_gaps_that_differ_from_seed_to_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("uat.evaluation.intervals.student", T.__getitem__)
+def test_the_interval_holds_the_truth_with_gaps_that_differ_from_seed_to_seed() -> None:
     generator = torch.Generator().manual_seed(1)
 
     def with_gaps(y_SE: Tensor) -> tuple[float, float]:
@@ -160,3 +156,41 @@ def test_episodes_that_lean_on_each_other_widen_the_interval_and_single_ones_lea
     assert interval(tied[None], 1.0) == interval(tied[None])
     wide, narrow = (variance_of_mean(free, block) for block in (5.0, 1.0))
     assert wide == pytest.approx(narrow, rel=0.4)
+
+
+# ---------------------------------------------------------------- p values
+
+
+@pytest.mark.parametrize(("t", "freedom", "p"), [(2.228139, 10, 0.05), (3.169273, 10, 0.01), (12.7062, 1, 0.05)])
+def test_p_values_are_students(t: float, freedom: int, p: float) -> None:
+    """Known points of the tables; episodes of mean t and standard error 1."""
+    y_E = torch.linspace(-1, 1, freedom + 1, dtype=torch.float64)
+    y_E = y_E / (y_E.std() / math.sqrt(freedom + 1)) + t
+    assert Spread.of(y_E[None]).p_value() == pytest.approx(p, rel=1e-4)
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+@pytest.mark.parametrize("block", [1.0, 10.0])
+def test_a_p_value_is_the_level_at_which_the_interval_reaches_zero(seeds: int, block: float) -> None:
+    generator = torch.Generator().manual_seed(seeds)
+    for shift in (0.0, 0.1, 0.3):
+        found = Spread.of(torch.randn(seeds, 200, generator=generator, dtype=torch.float64) + shift, block)
+        assert found.half(found.p_value()) == pytest.approx(abs(found.mean), rel=1e-3)
+        assert (found.p_value() < 0.05) == (abs(found.mean) > found.half())
+
+
+def test_without_a_difference_p_values_are_uniform_also_for_episodes_that_follow_each_other() -> None:
+    """As many below 5 % as should be, a little more since blocks of 10 do not know all of the memory."""
+    generator, low = torch.Generator().manual_seed(0), 0
+    x_RE = torch.randn(200, 500, generator=generator, dtype=torch.float64)
+    y_RE = x_RE.clone()
+    for e in range(1, 500):
+        y_RE[:, e] = 0.5 * y_RE[:, e - 1] + x_RE[:, e]
+    for y_E in y_RE:
+        low += Spread.of(y_E[None], 10.0).p_value() < 0.05
+    assert 0.02 < low / 200 < 0.11
+    assert sum(Spread.of(y_E[None]).p_value() < 0.05 for y_E in y_RE) > 2 * low  # as if they were independent
+
+
+def test_of_one_episode_nothing_is_known() -> None:
+    assert math.isnan(Spread.of(torch.ones(3, 1)).p_value())

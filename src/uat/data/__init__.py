@@ -84,6 +84,17 @@ def _markets(path: Path) -> list[Report]:
     return check(path)
 
 
+def _prepare_markets(path: Path, file: Path) -> dict[str, Any]:
+    need("polars", "data", "reading market files")
+    from uat.data.markets.bars import market_files
+    from uat.data.markets.files import read
+    from uat.data.markets.prepared import write
+
+    markets = {each.stem: read(each) for each in market_files(path)}
+    write(markets, file)
+    return {"markets": ", ".join(markets), "bars": sum(map(len, markets.values())), "bytes": file.stat().st_size}
+
+
 def _movielens(path: Path) -> list[Report]:
     need("polars", "data", "reading MovieLens files")
     from uat.data.movielens.sources import check
@@ -106,7 +117,11 @@ def _prepare_movielens(path: Path, file: Path) -> dict[str, Any]:
 
 
 SOURCES: dict[str, Source] = {
-    "markets": Source(check=_markets, summary="daily bars (date, ticker, open, high, low, close, volume)"),
+    "markets": Source(
+        check=_markets,
+        summary="daily bars (date, ticker, open, high, low, close, volume)",
+        prepare=_prepare_markets,
+    ),
     "movielens": Source(
         check=_movielens,
         summary="MovieLens or RecBole ratings, in any of their published formats",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from uat.domains.darkroom import DarkRoom, DarkRoomConfig
-from uat.domains.domain import Domain, Split, block_length, episode_count, split_seed, summarised
+from uat.domains.domain import Domain, Split, block_length, episode_count, rivals, split_seed, summarised
 from uat.domains.markets import Markets, MarketsConfig
 from uat.domains.movielens import MovieLens, MovieLensConfig
 from uat.domains.sepsis import Sepsis, SepsisConfig
@@ -19,6 +19,7 @@ __all__ = [
     "Split",
     "block_length",
     "episode_count",
+    "rivals",
     "split_seed",
     "summarised",
 ]
@@ -36,6 +37,8 @@ class DomainEntry:
     """The setting that chooses the task; None: there is one task."""
     revision: int = 1
     """Raised when the same config starts to mean other worlds, metrics or references."""
+    content: Callable[[Any], Mapping[str, str]] = lambda config: {}
+    """Settings that name files, with what stands for these files' content in the identity of a run."""
 
 
 DOMAINS: dict[str, DomainEntry] = {
@@ -57,6 +60,8 @@ DOMAINS: dict[str, DomainEntry] = {
         config=MarketsConfig,
         tasks=Markets.train_tasks,
         summary="portfolios of stocks in several markets whose regimes change",
+        revision=2,
+        content=lambda config: config.content,
     ),
     "movielens": DomainEntry(
         build=MovieLens,

@@ -22,6 +22,7 @@ class Domain(Protocol):
                           their worlds need not depend on a seed
       summarise(values)   per metric, values whose mean it is, from what `measure` gave of all episodes; for metrics
                           that are no means over episodes. Without it the metrics are what `measure` gives
+      rivals              names of references that every method should be held against, as it is against the blind one
       block               that its episodes follow each other in time: the mean length of blocks in which intervals
                           resample them
     """
@@ -64,6 +65,11 @@ def summarised(domain: Domain, values: dict[str, Tensor]) -> dict[str, Tensor]:
 def block_length(domain: Domain) -> float:
     """Mean length of the blocks in which episodes are resampled; 1: they are independent."""
     return getattr(domain, "block", 1.0)
+
+
+def rivals(domain: Domain) -> tuple[str, ...]:
+    """References that every method should be held against."""
+    return getattr(domain, "rivals", ())
 
 
 def split_seed(split: Split, seed: int) -> int:

@@ -1,4 +1,5 @@
-"""Runs beside each other: those that differ by seed alone become one, with its interval and the gap that it closes."""
+"""Runs beside each other: those that differ by seed alone become one, with its interval, the gap that it closes, and
+its differences from the blind method and from the domain's rivals, episode by episode and seed by seed."""
 
 from __future__ import annotations
 
@@ -8,12 +9,30 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from uat.evaluation.intervals import filled, interval
+from uat.domains import rivals
+from uat.evaluation.intervals import LEVEL, Spread, filled, interval
 from uat.evaluation.scores import BLIND, CEILING, Evaluation, gap_closed
 from uat.runs import describe
 
 Place = tuple[str, str, str, str, int]
 """Domain, task, setting, split and number of episodes: numbers of one place may be compared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """How much more of a metric a method has than another, on the same episodes, and the same seeds if it has any."""
+
+    other: str
+    value: float
+    low: float
+    high: float
+    """95 % interval of the difference (intervals.py), which knows what both have in common."""
+    p: float
+    """The level at which that interval just reaches zero."""
+
+    @property
+    def significant(self) -> bool:
+        return self.p < LEVEL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +55,8 @@ class Summary:
     """95 % interval over seeds and episodes (intervals.py); over episodes alone where there are not several seeds."""
     gap_closed: float | None
     """Share of the way from the blind method, on the same seeds, to the ceiling; None where either is missing."""
+    differences: tuple[Difference, ...]
+    """From the blind method on the same seeds, and from each of the domain's rivals, where they are there."""
     n: int
     """Episodes, the same for every seed."""
     seeds: tuple[int, ...]
@@ -59,6 +80,8 @@ class Group:
     finished: bool = True
     block: float = 1.0
     """Mean length of the blocks in which episodes are resampled."""
+    rivals: tuple[str, ...] = ()
+    """References that it is held against."""
 
     def values(self, metric: str) -> Tensor:
         """(S, E), where a metric is not defined so filled that every seed's mean stays."""
@@ -78,8 +101,9 @@ def compare(found: Sequence[Evaluation], *, each: bool = False) -> list[Summary]
     for group in sorted([*runs, *references], key=lambda group: (*group.place, group.method, group.preset)):
         singles = [group.only([seed]) for seed in group.runs] if each and len(group.runs) > 1 else []
         for part in [group, *singles]:
-            blind, ceiling = find_blind(part, runs), find_ceiling(part, references)
-            rows += [summary(part, metric, blind, ceiling) for metric in next(iter(part.episodes.values()))]
+            blind, ceiling = find_blind(part, runs), find_reference(CEILING, part, references)
+            others = [find_reference(name, part, references) for name in part.rivals]
+            rows += [summary(part, metric, blind, ceiling, others) for metric in next(iter(part.episodes.values()))]
     return rows
 
 
@@ -88,7 +112,13 @@ def run_groups(found: Sequence[Evaluation]) -> list[Group]:
     for one in sorted(found, key=lambda one: one.config.seed):
         config, key = one.config, (place_of(one), one.config.kind())
         old = groups.get(key) or Group(
-            place=key[0], method=config.method_name, preset=config.preset, runs={}, episodes={}, block=one.block
+            place=key[0],
+            method=config.method_name,
+            preset=config.preset,
+            runs={},
+            episodes={},
+            block=one.block,
+            rivals=rivals(config.build_true_domain()),
         )
         if config.seed in old.runs:
             raise ValueError(f"the same run is named twice: {describe(config)}")
@@ -128,14 +158,24 @@ def find_blind(group: Group, runs: Sequence[Group]) -> Group | None:
     return fit[0].only(list(group.runs))
 
 
-def find_ceiling(group: Group, references: Sequence[Group]) -> Group | None:
-    return next((g for g in references if (g.method, g.place) == (CEILING, group.place)), None)
+def find_reference(name: str, group: Group, references: Sequence[Group]) -> Group | None:
+    return next((g for g in references if (g.method, g.place) == (name, group.place)), None)
 
 
-def summary(group: Group, metric: str, blind: Group | None, ceiling: Group | None) -> Summary:
+def difference(group: Group, other: Group, metric: str) -> Difference:
+    """Paired: of every episode, and of every seed where the other has the same; a reference is the same for all."""
+    found = Spread.of(group.values(metric) - other.values(metric), group.block)
+    low, high = found.interval()
+    return Difference(other=other.method, value=found.mean, low=low, high=high, p=found.p_value())
+
+
+def summary(
+    group: Group, metric: str, blind: Group | None, ceiling: Group | None, others: Sequence[Group | None] = ()
+) -> Summary:
     domain, task, setting, split, n = group.place
     y_SE, ends = group.values(metric), None if blind is None or ceiling is None else (blind, ceiling)
     low, high = interval(y_SE, group.block)
+    held = [other for other in (blind, *others) if other is not None and other.method != group.method]
     return Summary(
         method=group.method,
         preset=group.preset,
@@ -149,6 +189,7 @@ def summary(group: Group, metric: str, blind: Group | None, ceiling: Group | Non
         low=low,
         high=high,
         gap_closed=ends and gap_closed(group.mean(metric), *(end.mean(metric) for end in ends)),
+        differences=tuple(difference(group, other, metric) for other in held if group.runs),
         n=n,
         seeds=tuple(group.runs),
         runs=tuple(group.runs.values()),

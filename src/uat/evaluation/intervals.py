@@ -28,9 +28,70 @@ that nothing is drawn.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
+
+LEVEL = 0.05
+"""How often an interval may miss the truth."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """A mean over seeds and episodes, and what it varies by: standard errors with their degrees of freedom."""
+
+    mean: float
+    seeds: int
+    episodes: int
+    by_episode: float
+    """Standard error for these very seeds on other episodes."""
+    by_seed: float
+    """Standard error between seeds; 0 for a single one."""
+    shared: float
+    """Standard error of what all seeds share: how hard the episodes are."""
+
+    @staticmethod
+    def of(y_SE: Tensor, block: float = 1.0) -> Spread:
+        y_SE = filled(y_SE)
+        (seeds, episodes), mean = y_SE.shape, y_SE.mean().item()
+        if episodes < 2:
+            return Spread(mean=mean, seeds=seeds, episodes=episodes, by_episode=math.nan, by_seed=0.0, shared=math.nan)
+        by_episode, by_seed, shared = variance_of_mean(y_SE.mean(0), block), 0.0, 0.0
+        if seeds > 1:
+            rest_SE = y_SE - y_SE.mean(0) - y_SE.mean(1, keepdim=True) + mean
+            rest = rest_SE.square().sum().item() / ((seeds - 1) * (episodes - 1))
+            by_seed, shared = y_SE.mean(1).var().item() / seeds, max(0.0, by_episode - rest / (seeds * episodes))
+        roots = {
+            name: math.sqrt(x) for name, x in (("by_episode", by_episode), ("by_seed", by_seed), ("shared", shared))
+        }
+        return Spread(mean=mean, seeds=seeds, episodes=episodes, **roots)
+
+    def half(self, level: float = LEVEL) -> float:
+        """How far the interval reaches to either side."""
+        if self.episodes < 2:
+            return math.nan
+        t_episodes = student(self.episodes - 1, level)
+        half = t_episodes * self.by_episode
+        if self.seeds > 1:
+            half = max(half, math.hypot(student(self.seeds - 1, level) * self.by_seed, t_episodes * self.shared))
+        return half
+
+    def interval(self) -> tuple[float, float]:
+        half = self.half()
+        return self.mean - half, self.mean + half
+
+    def p_value(self) -> float:
+        """The level at which the interval just reaches zero: small if a mean so far from it is unlikely by chance."""
+        if self.episodes < 2 or math.isnan(self.mean):
+            return math.nan
+        low, high = 0.0, 1.0  # the smaller the level, the wider the interval
+        for _ in range(40):
+            level = (low + high) / 2
+            low, high = (low, level) if self.half(level) < abs(self.mean) else (level, high)
+        return (low + high) / 2
 
 
 def interval(y_SE: Tensor, block: float = 1.0) -> tuple[float, float]:
@@ -38,18 +99,7 @@ def interval(y_SE: Tensor, block: float = 1.0) -> tuple[float, float]:
 
     block: mean length of the blocks in which episodes, in the order of time, are resampled; 1: they are independent.
     """
-    y_SE = filled(y_SE)
-    (seeds, episodes), mean = y_SE.shape, y_SE.mean().item()
-    if episodes < 2:
-        return math.nan, math.nan
-    t_episodes, by_episode = student(episodes - 1), variance_of_mean(y_SE.mean(0), block)
-    half = t_episodes * math.sqrt(by_episode)
-    if seeds > 1:
-        rest_SE = y_SE - y_SE.mean(0) - y_SE.mean(1, keepdim=True) + mean
-        rest = rest_SE.square().sum().item() / ((seeds - 1) * (episodes - 1))
-        by_seed, shared = y_SE.mean(1).var().item() / seeds, max(0.0, by_episode - rest / (seeds * episodes))
-        half = max(half, math.hypot(student(seeds - 1) * math.sqrt(by_seed), t_episodes * math.sqrt(shared)))
-    return mean - half, mean + half
+    return Spread.of(y_SE, block).interval()
 
 
 def filled(y_SE: Tensor) -> Tensor:
@@ -79,12 +129,15 @@ def variance_of_mean(y_E: Tensor, block: float) -> float:
     return max(total, 0.0) / (episodes - 1)
 
 
-def student(freedom: int) -> float:
-    """What Student's t exceeds, to either side, in 5 % of cases.
+def student(freedom: int, level: float = LEVEL) -> float:
+    """What Student's t exceeds, to either side, in this share of cases."""
+    angle, share = _student(freedom)
+    return math.sqrt(freedom) * math.tan(float(np.interp((1 - level) * share[-1], share, angle)))
 
-    With t = √ν tan φ its density is proportional to cos^(ν-1) φ, which is summed up here.
-    """
+
+@lru_cache(maxsize=32)
+def _student(freedom: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """With t = √ν tan φ its density is proportional to cos^(ν-1) φ, which is summed up here: angles and sums."""
     angle = np.linspace(0, np.pi / 2, 200_001)
     density = np.cos(angle) ** (freedom - 1)
-    share = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
-    return math.sqrt(freedom) * math.tan(float(np.interp(0.95 * share[-1], share, angle)))
+    return angle, np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])

@@ -60,6 +60,17 @@ def score_rows(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
     return [{**row, "gap closed": gaps[key]} for key, row in rows.items()]
 
 
+def difference_rows(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
+    """One line per method, task and who it is held against, in the first metric; `--json` has all of them."""
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for s in summaries:
+        for d in s.differences:
+            head = {"task": f"{s.domain}/{s.task}", "setting": s.setting, "preset": s.preset, "method": s.method}
+            told = {"less": d.other, "metric": s.metric, "difference": f"{d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}]"}
+            rows.setdefault((*head.values(), s.runs, d.other), {**head, "seeds": list(s.seeds), **told, "p": d.p})
+    return list(rows.values())
+
+
 def _cell(s: Summary) -> str:
     deviation = "" if s.std is None else f" ± {s.std:.3f}"
     return f"{s.value:.3f}{deviation} [{s.low:.3f}, {s.high:.3f}]"

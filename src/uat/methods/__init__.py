@@ -10,10 +10,12 @@ from uat.methods.adt import ADT, ADTConfig
 from uat.methods.bert4rec import BERT4Rec, BERT4RecConfig
 from uat.methods.cadm import CaDM, CaDMConfig
 from uat.methods.cotta import Cotta, CottaConfig
+from uat.methods.deeptrader import DeepTrader, DeepTraderConfig
 from uat.methods.dt import DT, DTConfig
 from uat.methods.gtrxl import GTrXL, GTrXLConfig
 from uat.methods.iql import IQL, IQLConfig
 from uat.methods.policy import Phase, Policy
+from uat.methods.sarl import SARL, SARLConfig
 from uat.methods.sasrec import SASRec, SASRecConfig
 from uat.methods.tent import Tent, TentConfig
 from uat.methods.uat import UAT, UATConfig
@@ -93,6 +95,18 @@ METHODS: dict[str, Method] = {
         config=CaDMConfig,
         summary="plans under a model of the world that knows its context, learnt from logs",
         domains=("sepsis",),
+    ),
+    "deeptrader": Method(
+        policy=DeepTrader,
+        config=DeepTraderConfig,
+        summary="scores assets by convolutions over days and graphs; a market unit decides how much stays in cash",
+        domains=("markets",),
+    ),
+    "sarl": Method(
+        policy=SARL,
+        config=SARLConfig,
+        summary="policy gradient on returns; predicted price movements are part of its state",
+        domains=("markets",),
     ),
     "sasrec": Method(
         policy=SASRec,

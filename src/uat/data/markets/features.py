@@ -75,6 +75,12 @@ class Protocol:
         return np.arange(part.start, part.stop - self.window + 1)
 
 
+def calendar(date_T: NDArray[np.datetime64], protocol: Protocol) -> dict[str, int]:
+    """From the days of a panel to windows: how many there are of each split."""
+    decision_T = date_T[WARM_UP : len(date_T) - 1 - protocol.execution_lag]
+    return {name: len(protocol.windows(part)) for name, part in protocol.split(decision_T).items()}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Market:
     """What one market shows and pays."""

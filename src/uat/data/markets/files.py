@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,8 @@ import polars as pl
 
 from uat.data import Report
 from uat.data.markets.bars import COLUMNS, NUMBERS, SUFFIXES, Bars, accepted, inspect, market_files
+from uat.data.markets.features import Protocol, calendar
+from uat.data.markets.panel import align
 
 
 def read(path: Path) -> Bars:
@@ -17,8 +20,18 @@ def read(path: Path) -> Bars:
 
 
 def check(path: Path) -> list[Report]:
-    """A report per market."""
-    return [inspect(_read(file), str(file)) for file in market_files(path)]
+    """A report per market, with the days and windows that the default settings leave of it."""
+    return [_check(_read(file), str(file)) for file in market_files(path)]
+
+
+def _check(bars: Bars, path: str) -> Report:
+    report = inspect(bars, path)
+    if report.refusal is None:
+        with contextlib.suppress(ValueError):  # too few days for any window, which is no fault of the file
+            date_T = align(bars.take(bars.complete)).date_T
+            windows = {f"{split} windows": count for split, count in calendar(date_T, Protocol()).items()}
+            report.facts.update({"days on which all traded": len(date_T), **windows})
+    return report
 
 
 def write(bars: Bars, path: Path) -> None:

@@ -31,6 +31,8 @@ class Markets:
 
     name: ClassVar[str] = "markets"
     train_tasks: ClassVar[tuple[str, ...]] = ("joint",)
+    rivals: ClassVar[tuple[str, ...]] = ("equal-weight",)
+    """Who a method must beat to be worth its effort."""
     block: ClassVar[float] = 10.0
     """Episodes follow each other in time: the mean length of the blocks in which they are resampled."""
 
@@ -78,7 +80,11 @@ class Markets:
         return {**joint, **single}
 
     def references(self) -> dict[str, Agent[Any]]:
-        return {"equal-weight": EqualWeight(cash=False), "random": EqualWeight(cash=True)}
+        return {
+            "equal-weight": EqualWeight(cash=False),
+            "buy-and-hold": BuyAndHold(),
+            "random": EqualWeight(cash=True),
+        }
 
 
 class EqualWeight:
@@ -99,6 +105,26 @@ class EqualWeight:
             nothing_else_B = ~step.allowed[:, 1:].any(1)
             logits_BA[:, 0] = torch.where(nothing_else_B, 0.0, -torch.inf)
         return logits_BA, None
+
+
+class BuyAndHold:
+    """The same money in every asset on the first day that counts, and nothing traded since."""
+
+    sampled: ClassVar[bool] = False
+
+    def init_state(self, streams: int, capacity: int, device: torch.device | str) -> None:
+        return None
+
+    def look(self, state: None, facts: Mapping[str, Tensor]) -> Tensor:
+        """What each asset has become since; cash was never held."""
+        return facts["grown"].log()
+
+    def step(self, state: Tensor, step: Step) -> tuple[Tensor, None]:
+        assert step.allowed is not None
+        logits_BA = state.masked_fill(~step.allowed, -torch.inf)
+        nothing_else_B = ~step.allowed[:, 1:].any(1)
+        cash_B = torch.where(nothing_else_B, 0.0, -torch.inf)
+        return torch.cat([cash_B[:, None], logits_BA[:, 1:]], dim=1), None
 
 
 def _metrics(markets: tuple[str, ...]) -> tuple[Metric, ...]:

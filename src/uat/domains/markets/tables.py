@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from uat.data import need
-from uat.data.markets.bars import market_files
+from uat.data.markets import prepared
+from uat.data.markets.bars import Bars, market_files
 from uat.data.markets.features import Market, Protocol, prepare
 from uat.data.markets.panel import align
 from uat.data.markets.synthetic import SIZES, Size, generate
@@ -51,6 +52,8 @@ class Windows:
 
 def names(data: str) -> tuple[str, ...]:
     """What the markets are called, before any is read."""
+    if prepared.is_prepared(data):
+        return prepared.names(Path(data))
     return tuple(file.stem for file in market_files(Path(data))) if data else tuple(SIZES)
 
 
@@ -60,19 +63,26 @@ def load(data: str, suspensions: Suspensions, days: int, protocol: Protocol) -> 
 
     days: how many of the latest days count; 0: all.
     """
-    if data:
-        need("polars", "data", "reading market files")
-        from uat.data.markets.files import read
-
-        bars = {file.stem: read(file) for file in market_files(Path(data))}
-    else:
-        sizes = {name: Size(assets=s.assets, days=days or s.days, start=s.start) for name, s in SIZES.items()}
-        bars = {name: generate(name, size).bars for name, size in sizes.items()}
     markets = []
-    for name, own in bars.items():
+    for name, own in (read(data) if data else _embedded(days)).items():
         kept = own.take(np.isin(own.date, np.unique(own.date)[-days:])) if data and days else own
         markets.append(prepare(name, align(kept, suspensions), protocol))
     return tuple(markets)
+
+
+def read(data: str) -> dict[str, Bars]:
+    """The bars of every market of a file or folder, checked."""
+    if prepared.is_prepared(data):
+        return prepared.read(Path(data))
+    need("polars", "data", "reading market files")
+    from uat.data.markets.files import read
+
+    return {file.stem: read(file) for file in market_files(Path(data))}
+
+
+def _embedded(days: int) -> dict[str, Bars]:
+    sizes = {name: Size(assets=s.assets, days=days or s.days, start=s.start) for name, s in SIZES.items()}
+    return {name: generate(name, size).bars for name, size in sizes.items()}
 
 
 def build(markets: tuple[Market, ...], max_assets: int, temperature: float) -> Tables:
@@ -110,3 +120,14 @@ def windows(markets: tuple[Market, ...], split: str, protocol: Protocol) -> Wind
         start_W=torch.from_numpy(np.concatenate(starts)[order]),
         counts=tuple(len(start) for start in starts),
     )
+
+
+def grown(markets: tuple[Market, ...], relative_XA: Tensor, split: str, protocol: Protocol) -> Tensor:
+    """(X, A) what one unit in cash and each asset has become since the first day that the split is judged on."""
+    found, begin = torch.ones_like(relative_XA), 0
+    for market in markets:
+        part, end = market.splits[split], begin + len(market.date_T)
+        first = begin + part.start + protocol.window - 1
+        found[first + 1 : end] = relative_XA[first : end - 1].double().cumprod(0).to(found.dtype)
+        begin = end
+    return found

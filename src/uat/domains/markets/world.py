@@ -26,10 +26,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from uat.data.markets import prepared
 from uat.data.markets.features import Protocol
 from uat.data.markets.indicators import NAMES
 from uat.domains.domain import Split
-from uat.domains.markets.tables import Suspensions, Tables, Windows, build, load, windows
+from uat.domains.markets.tables import Suspensions, Tables, Windows, build, grown, load, windows
 from uat.noise import uniform
 from uat.types import Assets, Noise, Spec, Weights, check_choices
 
@@ -37,7 +38,7 @@ from uat.types import Assets, Noise, Spec, Weights, check_choices
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MarketsConfig:
     data: str = ""
-    """A file or folder of daily bars, one file per market; empty: the embedded generator."""
+    """A file or folder of daily bars, one file per market, or a prepared .npz; empty: the embedded generator."""
     suspensions: Suspensions = "common"
     """Days on which some asset has no bar: drop them (common), or mask the asset (mask)."""
     days: int = 0
@@ -88,7 +89,14 @@ class MarketsConfig:
             action=Weights(self.max_assets + 1),
             horizon=self.horizon,
             reward_scale=self.reward_scale,
+            extras={"relative": (self.max_assets + 1,)},
         )
+
+    @property
+    def content(self) -> dict[str, str]:
+        """What stands for a prepared file in the identity of a run: its checksum, where the file is there."""
+        found = prepared.checksum(self.data) if prepared.is_prepared(self.data) else None
+        return {"data": found} if found else {}
 
     @property
     def setting(self) -> str:
@@ -126,6 +134,7 @@ class MarketsSimulator:
         self.count_M = torch.tensor(found.counts, device=device)
         by_market = torch.stack([found.start_W[found.market_W == m][0] for m in range(len(markets))])
         self.first_M = by_market.to(device)
+        self.grown_XA = grown(markets, self.tables.relative_XA, split, config.protocol)
 
     def noise(self, episode_ids: Tensor, seed: int) -> Noise:
         ids_B = episode_ids.to(self.device)
@@ -161,7 +170,13 @@ class MarketsSimulator:
         return after, self.tables.feature_XNF[world.start_B + seen], reward_B, done_B
 
     def facts(self, world: World) -> dict[str, Tensor]:
-        return {"market": world.market_B, "held": world.held_BA}
+        day_B = world.start_B + world.t
+        return {
+            "market": world.market_B,
+            "held": world.held_BA,
+            "grown": self.grown_XA[day_B],
+            "relative": self.tables.relative_XA[day_B],
+        }
 
 
 def traded(held_BA: Tensor, wanted_BA: Tensor) -> Tensor:

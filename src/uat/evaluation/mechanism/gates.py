@@ -13,14 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from uat.data.markets.features import Market
-from uat.data.markets.regimes import UNKNOWN, label
-from uat.data.markets.synthetic import REGIMES
 from uat.domains import episode_count, split_seed
 from uat.domains.markets import Markets
+from uat.domains.markets.days import REGIMES, UNKNOWN, days_of
 from uat.domains.markets.tables import load, windows
 from uat.evaluation.intervals import interval
 from uat.methods import Policy
@@ -33,8 +30,6 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 AT_ONCE = 256
-VOLATILITY_DAYS = 21
-"""Days over which the market's volatility is realised."""
 QUARTILES = ("calmest", "calm", "rough", "roughest")
 
 
@@ -115,16 +110,14 @@ def gates_of_markets(told: Run, blind: Run, *, device: torch.device | str | None
     markets = load(c.data, c.suspensions, c.days, c.protocol)
     found = windows(markets, "test", c.protocol)
     day_E, market_E = (found.start_W + c.horizon - 1).numpy(), found.market_W.numpy()
-    regime_X, volatility_X = (
-        np.concatenate(x) for x in zip(*(_days(m, c.execution_lag) for m in markets), strict=True)
-    )
+    days = days_of(c)
     rho_ET = np.concatenate(
         [gate_norms(policy, policy.spec.clock.batch(played)).rho_BT for played, policy in _played(told, None, device)]
     )
     hidden_E = np.concatenate([_hidden(policy, played) for played, policy in _played(blind, None, device)])
-    within_E, regime_E, volatility_E = rho_ET.mean(1), regime_X[day_E], volatility_X[day_E]
+    within_E, regime_E, volatility_E = rho_ET.mean(1), days.regime_X[day_E], days.volatility_X[day_E]
     return MarketGates(
-        date_E=np.concatenate([market.date_T for market in markets])[day_E],
+        date_E=days.date_X[day_E],
         market_E=np.array([market.name for market in markets])[market_E],
         regime_E=regime_E,
         volatility_E=volatility_E,
@@ -133,21 +126,6 @@ def gates_of_markets(told: Run, blind: Run, *, device: torch.device | str | None
         hidden_E=hidden_E,
         rows=_market_rows(told, within_E, regime_E, volatility_E, float(c.horizon * len(markets))),
     )
-
-
-def _days(market: Market, lag: int) -> tuple[Ints, Floats]:
-    """Regime and realised volatility of every decision day, from what one unit of money became.
-
-    With an execution lag, relatives are of later days: the first ones have neither.
-    """
-    relative_TN, days = market.relative_TN, len(market.relative_TN)
-    close_TN = np.concatenate([np.ones((1, relative_TN.shape[1])), relative_TN.cumprod(0)])
-    volatility_T = np.full(days + 1, np.nan)
-    if days >= VOLATILITY_DAYS:
-        log_T = np.log(relative_TN.mean(1))
-        volatility_T[VOLATILITY_DAYS:] = sliding_window_view(log_T, VOLATILITY_DAYS).std(-1, ddof=1)
-    regime_T = np.concatenate([np.full(lag, UNKNOWN), label(close_TN)])
-    return regime_T[:days], np.concatenate([np.full(lag, np.nan), volatility_T])[:days]
 
 
 def _market_rows(

@@ -1,0 +1,289 @@
+"""DeepTrader: a unit that scores assets beside each other, and one that reads the market and decides how much to risk.
+
+Source: Wang, Huang, Tu, Zhang and Xu, "DeepTrader: A Deep Reinforcement Learning Approach for Risk-Return Balanced
+Portfolio Management with Market Conditions Embedding" (AAAI 2021).
+
+  asset unit     L blocks over days and assets: a dilated causal convolution, a graph convolution over the correlation
+                 of returns and over a learnt graph, spatial attention S = softmax(V relu(Q K')), a residual; then a
+                 score s_i = sigmoid(w · h_i) for each asset
+  market unit    an LSTM over the market's conditions and attention over its past give the share ρ that is kept back
+  portfolio      ρ in cash; 1 - ρ over the G assets with the highest scores, by the softmax of these
+
+  asset unit learns       Σ_i softmax(s)_i z_i         z: returns of the day, standardised across assets
+  market unit learns      mean return / softplus(largest drawdown) of the window's portfolio
+
+Prices do not answer to actions: what any portfolio would have earned is known, and gradients are exact.
+
+Differences from the paper
+  1. long only: what the paper sells short, ρ, is cash here. The paper's
+     reward of ρ, the drawdown alone, would then be best with nothing held;
+     the authors' code has the ratio of return to it as well             test_the_market_unit_holds_back_where_it_falls
+  2. exact gradients of both rewards; the paper samples ρ from a Gaussian
+     and weighs its likelihood                                           test_losses_equal_the_equations
+  3. the asset unit's reward without the logarithm around it, which has no
+     value below zero                                                    test_losses_equal_the_equations
+  4. correlation is that of the indicators' daily changes in the episode
+     so far, since returns are not observed; the paper's graph is fixed  test_the_graph_is_the_correlation_of_changes
+  5. attention across assets is taken at every step, on what the
+     convolutions hold of the days before; in the paper once per window  test_a_block_equals_the_equations
+  6. LayerNorm instead of BatchNorm, so that a stream needs no batch     test_streaming_equals_all_at_once
+  7. market conditions are mean and deviation of the indicators over the
+     assets that trade; the paper has an index and macro data            test_the_market_is_seen_as_mean_and_deviation
+  8. assets without a place among the G have e^-40 of a weight, not zero test_only_the_best_assets_are_held
+
+Axes: B batch, T time, N and M assets, F indicators, D width, A cash and assets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from uat.acting import Behaviour
+from uat.methods.policy import Phase, Policy
+from uat.methods.portfolio import FAR, masked, refusal, relatives, tradable
+from uat.nn.recurrent import LSTM, AdditiveAttention, Memory
+from uat.types import Assets, Batch, Losses, Spec, Step, masked_sum
+
+LITTLE = 40.0
+"""How far below the others an asset counts that is not among the best."""
+TINY = 1e-8
+STILL = 1e-6
+"""Assets whose returns differ by less moved as one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeepTraderConfig:
+    d_asset: int = 64
+    """Width of the asset unit."""
+    d_spatial: int = 8
+    """Width of queries and keys in the attention across assets."""
+    num_blocks: int = 4
+    """Blocks of the asset unit; the l-th looks back 2^l days more than the one before."""
+    d_market: int = 32
+    """Width of the market unit."""
+    winners: int = 4
+    """Assets that are held, G."""
+    graph_decay: float = 0.97
+    """How much of yesterday's correlation counts today."""
+    dropout: float = 0.5
+    """Share of activations of the asset unit that are dropped in training."""
+
+    def __post_init__(self) -> None:
+        for name in ("d_asset", "d_spatial", "num_blocks", "d_market", "winners"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("graph_decay", "dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must lie in [0, 1)")
+
+
+class Block(nn.Module):
+    """One layer of the asset unit, on (..., N, D); the leading axes are (B, T), or (B,) in a step."""
+
+    def __init__(self, config: DeepTraderConfig, assets: int, dilation: int) -> None:
+        super().__init__()
+        d = config.d_asset
+        self.dilation = dilation
+        self.temporal = nn.Linear(2 * d, d)
+        self.graph = nn.Linear(3 * d, d)
+        self.query, self.key = (nn.Linear(d, config.d_spatial, bias=False) for _ in range(2))
+        self.among = nn.Linear(assets, assets)  # V
+        self.residual = nn.Linear(d, d)
+        self.norm = nn.LayerNorm(d)
+        self.drop = nn.Dropout(config.dropout)
+
+    def forward(self, now: Tensor, before: Tensor, graphs: tuple[Tensor, Tensor], there: Tensor) -> Tensor:
+        """before: the same `dilation` days earlier; graphs: (..., N, M) rows that say who counts for whom."""
+        x = self.drop(F.relu(self.temporal(torch.cat([now, before], dim=-1))))
+        x = self.drop(self.graph(torch.cat([x, *(graph @ x for graph in graphs)], dim=-1)))
+        affinity = F.relu(self.query(x) @ self.key(x).transpose(-1, -2))
+        return self.norm(_shares(self.among(affinity), there) @ x + self.residual(now))
+
+
+@dataclass(slots=True)
+class DeepTraderState:
+    days: list[Tensor]
+    """Per block, what went into it in the last days, the oldest first: (B, dilation, N, D)."""
+    obs_BNF: Tensor
+    """What was seen the day before."""
+    together_BNN: Tensor
+    """Discounted sum of products of the assets' changes."""
+    memory: Memory
+    seen_BSD: Tensor
+    """Hidden states of the market unit so far."""
+    length_B: Tensor
+
+
+class DeepTrader(Policy):
+    config: DeepTraderConfig
+
+    def __init__(self, spec: Spec, config: DeepTraderConfig) -> None:
+        super().__init__(spec, config)
+        assert isinstance(spec.obs, Assets)
+        c, self.assets, self.indicators = config, spec.obs.count, spec.obs.features
+        self.enter = nn.Linear(self.indicators, c.d_asset)
+        self.blocks = nn.ModuleList(Block(c, self.assets, 2**layer) for layer in range(c.num_blocks))
+        self.place = nn.Parameter(torch.randn(self.assets, 1))
+        self.score = nn.Linear(c.d_asset, 1)
+        self.market = LSTM(2 * self.indicators, c.d_market)
+        self.recall = AdditiveAttention(c.d_market)
+        self.caution = nn.Linear(2 * c.d_market, 1)
+
+    @classmethod
+    def refusal(cls, spec: Spec) -> str | None:
+        return refusal(spec)
+
+    # ------------------------------------------------------------ all steps at once
+
+    def features(self, batch: Batch) -> Tensor:
+        """(B, T, A): the logit of ρ, and a score in (0, 1) for each asset."""
+        obs_BTNF = batch.obs.to(self.place.dtype)
+        there_BTN = tradable(batch.allowed, obs_BTNF[..., 0])
+        graphs = self._graphs(self.correlated(obs_BTNF), there_BTN)
+        x_BTND = self.enter(obs_BTNF)
+        for block in self._blocks():
+            before_BTND = F.pad(x_BTND, (0, 0, 0, 0, block.dilation, 0))[:, : x_BTND.shape[1]]
+            x_BTND = block(x_BTND, before_BTND, graphs, there_BTN)
+        hidden_BTD = self.market(conditions(obs_BTNF, there_BTN))
+        caution_BT1 = self.caution(torch.cat([hidden_BTD, self.recall(hidden_BTD)], dim=-1))
+        return torch.cat([caution_BT1, self.score(x_BTND)[..., 0].sigmoid()], dim=-1)
+
+    @torch.no_grad()
+    def correlated(self, obs_BTNF: Tensor) -> Tensor:
+        """(B, T, N, N) discounted sums of products of the assets' changes, up to each day."""
+        change_BTNF = F.pad(obs_BTNF[:, 1:] - obs_BTNF[:, :-1], (0, 0, 0, 0, 1, 0))
+        day_T = torch.arange(obs_BTNF.shape[1], device=obs_BTNF.device)
+        age_TT = (day_T[:, None] - day_T).to(obs_BTNF.dtype)
+        weight_TT = torch.where(age_TT >= 0, self.config.graph_decay ** age_TT.clamp_min(0), 0.0)
+        product_BTNN = change_BTNF @ change_BTNF.transpose(-1, -2)
+        return (weight_TT @ product_BTNN.flatten(2)).view_as(product_BTNN)
+
+    def logits(self, batch: Batch) -> Tensor:
+        return self.allocate(self.features(batch), batch.allowed)
+
+    def allocate(self, found: Tensor, allowed: Tensor | None) -> Tensor:
+        """(..., A) log weights: ρ in cash, the rest over the best assets by the softmax of their scores."""
+        caution, score = found[..., :1], found[..., 1:]
+        score = score.masked_fill(~tradable(allowed, score), -FAR)
+        least = score.topk(min(self.config.winners, self.assets), dim=-1).values[..., -1:]
+        kept = torch.where(score >= least, score, score - LITTLE).log_softmax(-1)
+        return masked(torch.cat([F.logsigmoid(caution), F.logsigmoid(-caution) + kept], dim=-1), allowed)
+
+    # ------------------------------------------------------------ learning
+
+    def phases(self) -> tuple[Phase, ...]:
+        """Whoever plays, prices are the same: the expert does, since it costs nothing."""
+        return (Phase("rewards", self.loss, behaviour=Behaviour(0.0)),)
+
+    def loss(self, batch: Batch) -> Losses:
+        found_BTA = self.features(batch)
+        return_BTN = relatives(batch)[..., 1:] - 1
+        held_BTN = tradable(batch.allowed, return_BTN) & batch.valid[..., None]
+        share_BTN = _shares(found_BTA[..., 1:], held_BTN)
+        gained_BT = (share_BTN * across(return_BTN, held_BTN)).sum(-1)
+        ratio_B = reward_of_risk(self._earned(found_BTA, batch.allowed, return_BTN), batch.valid)
+        return {
+            "assets": masked_sum(-gained_BT, batch.valid),
+            "market": masked_sum(-self.spec.reward_scale * ratio_B, batch.valid[:, 0]),
+        }
+
+    def _earned(self, found_BTA: Tensor, allowed: Tensor | None, return_BTN: Tensor) -> Tensor:
+        """(B, T) what the portfolio earns, as a function of ρ alone: the assets' shares are the other unit's."""
+        with torch.no_grad():
+            weights_BTN = self.allocate(found_BTA, allowed)[..., 1:].exp()
+            share_BTN = weights_BTN / weights_BTN.sum(-1, keepdim=True).clamp_min(TINY)
+        return (-found_BTA[..., 0]).sigmoid() * (share_BTN * return_BTN).sum(-1)
+
+    # ------------------------------------------------------------ acting
+
+    def init_state(self, streams: int, capacity: int, device: torch.device | str) -> DeepTraderState:
+        zeros, n = self.place.new_zeros, self.assets
+        return DeepTraderState(
+            days=[zeros(streams, block.dilation, n, self.config.d_asset) for block in self._blocks()],
+            obs_BNF=zeros(streams, n, self.indicators),
+            together_BNN=zeros(streams, n, n),
+            memory=self.market.begin(streams),
+            seen_BSD=zeros(streams, capacity, self.config.d_market),
+            length_B=torch.zeros(streams, dtype=torch.long, device=self.place.device),
+        )
+
+    def step(self, state: DeepTraderState, step: Step) -> tuple[Tensor, DeepTraderState]:
+        first_B11, obs_BNF = step.first[:, None, None], step.obs.to(self.place.dtype)
+        there_BN = tradable(step.allowed, obs_BNF[..., 0])
+        change_BNF = (obs_BNF - state.obs_BNF).masked_fill(first_B11, 0.0)
+        together_BNN = state.together_BNN.masked_fill(first_B11, 0.0) * self.config.graph_decay
+        together_BNN = together_BNN + change_BNF @ change_BNF.transpose(-1, -2)
+        graphs = self._graphs(together_BNN, there_BN)
+        x_BND, days = self.enter(obs_BNF), []
+        for block, past in zip(self._blocks(), state.days, strict=True):
+            past = past.masked_fill(first_B11[..., None], 0.0)
+            days.append(torch.cat([past[:, 1:], x_BND[:, None]], dim=1))
+            x_BND = block(x_BND, past[:, 0], graphs, there_BN)
+        caution_B1, memory, seen_BSD, length_B = self._caution(state, step.first, conditions(obs_BNF, there_BN))
+        found_BA = torch.cat([caution_B1, self.score(x_BND)[..., 0].sigmoid()], dim=-1)
+        after = DeepTraderState(days, obs_BNF, together_BNN, memory, seen_BSD, length_B)
+        return self.allocate(found_BA, step.allowed), after
+
+    def _caution(
+        self, state: DeepTraderState, first_B: Tensor, market_BI: Tensor
+    ) -> tuple[Tensor, Memory, Tensor, Tensor]:
+        """The logit of ρ, and what the market unit remembers after this step."""
+        hidden, cell = (part.masked_fill(first_B[:, None], 0.0) for part in state.memory)
+        memory = self.market.step((hidden, cell), market_BI)
+        length_B = state.length_B.masked_fill(first_B, 0)
+        slot_S = torch.arange(state.seen_BSD.shape[1], device=length_B.device)
+        seen_BSD = torch.where((slot_S == length_B[:, None])[..., None], memory[0][:, None], state.seen_BSD)
+        visible_BTS = (slot_S <= length_B[:, None])[:, None]
+        recalled_BD = self.recall.recall(seen_BSD, memory[0][:, None], visible_BTS)[:, 0]
+        return self.caution(torch.cat([memory[0], recalled_BD], dim=-1)), memory, seen_BSD, length_B + 1
+
+    # ------------------------------------------------------------ graphs
+
+    def _graphs(self, together: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
+        """Who counts for whom, by correlation and by what was learnt; rows (..., N, M) over assets that are there."""
+        learnt_NN = F.relu(self.place @ self.place.T)
+        return correlation(together, there), _shares(learnt_NN.expand_as(together), there)
+
+    def _blocks(self) -> list[Block]:
+        return [block for block in self.blocks if isinstance(block, Block)]
+
+
+def correlation(together: Tensor, there: Tensor) -> Tensor:
+    """Positive correlations (..., N, M), each row as shares that sum to one; zero where nothing has moved yet."""
+    size = together.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+    found = F.relu(together) / (size[..., :, None] * size[..., None, :]).clamp_min(TINY)
+    found = found * there[..., None, :]
+    return found / found.sum(-1, keepdim=True).clamp_min(TINY)
+
+
+def conditions(obs: Tensor, there: Tensor) -> Tensor:
+    """(..., 2F) mean and deviation of every indicator over the assets that are there."""
+    weight = (there / there.sum(-1, keepdim=True).clamp_min(1)).to(obs.dtype)[..., None]
+    mean = (weight * obs).sum(-2)
+    return torch.cat([mean, (weight * (obs - mean[..., None, :]).square()).sum(-2).sqrt()], dim=-1)
+
+
+def across(return_BTN: Tensor, held_BTN: Tensor) -> Tensor:
+    """Returns of a day, standardised across the assets that may be held; zero elsewhere."""
+    count_BT1 = held_BTN.sum(-1, keepdim=True).clamp_min(1)
+    centred_BTN = (return_BTN - (return_BTN * held_BTN).sum(-1, keepdim=True) / count_BT1) * held_BTN
+    return centred_BTN / (centred_BTN.square().sum(-1, keepdim=True) / count_BT1).sqrt().clamp_min(STILL)
+
+
+def reward_of_risk(earned_BT: Tensor, valid_BT: Tensor) -> Tensor:
+    """(B,) mean return over softplus(largest drawdown) of every episode."""
+    log_BT = F.pad(torch.log1p(earned_BT).cumsum(1), (1, 0))
+    fallen_B = (log_BT.cummax(1).values - log_BT).amax(1)
+    mean_B = earned_BT.sum(1) / valid_BT.sum(1).clamp_min(1)
+    return mean_B / F.softplus(-torch.expm1(-fallen_B))
+
+
+def _shares(score: Tensor, there: Tensor) -> Tensor:
+    """softmax over the assets that are there; `there` (..., M) counts for every row of (..., N, M)."""
+    if score.dim() > there.dim():
+        there = there[..., None, :]
+    return score.masked_fill(~there, -FAR).softmax(-1)

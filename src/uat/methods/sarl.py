@@ -1,0 +1,165 @@
+"""SARL: reinforcement learning whose state is augmented by predicted price movements.
+
+Source: Ye, Pei, Wang, Chen, Zhu, Xiao and Li, "Reinforcement-Learning based Portfolio Management with Augmented Asset
+Movement Prediction States" (AAAI 2020). Its policy network is that of Jiang, Xu and Liang (2017): identical evaluators,
+one for each asset with common weights, and a learnt score of cash.
+
+  movement   δ_it = P(asset i rises by the next close | o_i1 .. o_it)    an LSTM per asset, common weights, learnt first
+  state      s_it = [o_it; δ_it]                                         of the last W days
+  policy     w_t = softmax([c; f(s_i,t-W+1 .. s_it)])                    convolution over days, whole window, score
+  learning   maximise the mean of log(w_t · y_t)                         deterministic policy gradient: y is given
+
+Actions do not move prices, so the return of any weights is known exactly, and so is the gradient of it.
+
+Differences from the paper
+  1. the predictor reads prices' indicators alone, as for the paper's
+     Bitcoin data; there is no news                                        test_movements_that_can_be_told_are_learnt
+  2. the weights of the day before are no input, so it sees nothing of
+     its feedback, and costs of trading are not in what is learnt          test_feedback_is_seen_exactly_as_declared
+  3. the predictor is left alone once it is learnt                         test_the_portfolio_leaves_the_predictor_alone
+  4. assets that may not be held have no weight                            test_masked_actions_have_probability_zero
+
+Axes: B batch, T time, N assets, F indicators, C indicators and movement, W days of the state, A cash and assets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from uat.acting import Behaviour
+from uat.methods.policy import Phase, Policy
+from uat.methods.portfolio import RELATIVE, masked, refusal, relatives, tradable
+from uat.nn.recurrent import LSTM, Memory
+from uat.types import Assets, Batch, Losses, Spec, Step, masked_sum
+
+KERNEL = 3
+"""Days of the first convolution, as in Jiang et al."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SARLConfig:
+    d_movement: int = 32
+    """Width of the LSTM that predicts movements."""
+    movement_share: float = 0.04
+    """Epochs in which movements are learnt, as a share of `train.epochs`."""
+    window: int = 20
+    """Days of the policy's state."""
+    channels: int = 8
+    """Channels of the convolution over days."""
+    d_evaluator: int = 20
+    """Width of each asset's evaluator."""
+
+    def __post_init__(self) -> None:
+        for name, least in {"d_movement": 1, "window": KERNEL, "channels": 1, "d_evaluator": 1}.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
+        if not 0 < self.movement_share < 1:
+            raise ValueError(f"movement_share={self.movement_share} must lie between 0 and 1")
+
+
+@dataclass(slots=True)
+class SARLState:
+    memory: Memory
+    """Of the predictor, (B N, D) both."""
+    recent_BNCW: Tensor
+    """The states of the last days, the newest last; zeros before the first."""
+
+
+class SARL(Policy):
+    config: SARLConfig
+
+    def __init__(self, spec: Spec, config: SARLConfig) -> None:
+        super().__init__(spec, config)
+        assert isinstance(spec.obs, Assets)
+        c = config
+        self.assets, self.d_state = spec.obs.count, spec.obs.features + 1
+        self.predictor = LSTM(spec.obs.features, c.d_movement)
+        self.rise = nn.Linear(c.d_movement, 1)
+        self.days = nn.Conv1d(self.d_state, c.channels, KERNEL)
+        self.evaluator = nn.Conv1d(c.channels, c.d_evaluator, c.window - KERNEL + 1)
+        self.score = nn.Linear(c.d_evaluator, 1)
+        self.cash = nn.Parameter(torch.zeros(1))
+
+    @classmethod
+    def refusal(cls, spec: Spec) -> str | None:
+        return refusal(spec)
+
+    # ------------------------------------------------------------ movement
+
+    def movement(self, obs_BTNF: Tensor) -> Tensor:
+        """(B, T, N) logits of a rise by the next close."""
+        rows = obs_BTNF.transpose(1, 2).flatten(0, 1).to(self.cash.dtype)
+        return self.rise(self.predictor(rows))[..., 0].view(len(obs_BTNF), self.assets, -1).transpose(1, 2)
+
+    def movement_loss(self, batch: Batch) -> Losses:
+        """Cross-entropy of rises, over assets that may be held."""
+        logits_BTN = self.movement(batch.obs)
+        rose_BTN = (relatives(batch)[..., 1:] > 1).to(logits_BTN.dtype)
+        each_BTN = F.binary_cross_entropy_with_logits(logits_BTN, rose_BTN, reduction="none")
+        held_BTN = tradable(batch.allowed, logits_BTN) & batch.valid[..., None]
+        return {"movement": masked_sum(each_BTN, held_BTN)}
+
+    # ------------------------------------------------------------ portfolio
+
+    def features(self, batch: Batch) -> Tensor:
+        """(B, T, A) what cash and each asset are worth."""
+        with torch.no_grad():
+            delta_BTN = self.movement(batch.obs).sigmoid()
+        state_BTNC = torch.cat([batch.obs.to(delta_BTN.dtype), delta_BTN[..., None]], dim=-1)
+        rows = F.pad(state_BTNC.permute(0, 2, 3, 1).flatten(0, 1), (self.config.window - 1, 0))  # (B N, C, W - 1 + T)
+        return self._valued(self.evaluate(rows).view(len(batch.obs), self.assets, -1).transpose(1, 2))
+
+    def evaluate(self, rows: Tensor) -> Tensor:
+        """A score for every whole window of days: (rows, days - W + 1)."""
+        inner = F.relu(self.evaluator(F.relu(self.days(rows))))
+        return self.score(inner.transpose(1, 2))[..., 0]
+
+    def _valued(self, score: Tensor) -> Tensor:
+        """With the score of cash before those of assets."""
+        return torch.cat([self.cash.expand(*score.shape[:-1], 1), score], dim=-1)
+
+    def logits(self, batch: Batch) -> Tensor:
+        return masked(self.features(batch), batch.allowed)
+
+    def loss(self, batch: Batch) -> Losses:
+        """-log growth of every real step, in the clock's units."""
+        weights_BTA = self.features(batch).masked_fill(_forbidden(batch), -torch.inf).softmax(-1)
+        growth_BT = (weights_BTA * relatives(batch)).sum(-1)
+        return {"growth": masked_sum(-self.spec.reward_scale * growth_BT.log(), batch.valid)}
+
+    def phases(self) -> tuple[Phase, ...]:
+        """Whoever plays, prices are the same: the expert does, since it costs nothing."""
+        log, share = Behaviour(0.0), self.config.movement_share
+        return (
+            Phase("movement", self.movement_loss, behaviour=log, share=share, judged_by="nothing"),
+            Phase("portfolio", self.loss, behaviour=log),
+        )
+
+    # ------------------------------------------------------------ acting
+
+    def init_state(self, streams: int, capacity: int, device: torch.device | str) -> SARLState:
+        recent = self.cash.new_zeros(streams, self.assets, self.d_state, self.config.window)
+        return SARLState(self.predictor.begin(streams * self.assets), recent)
+
+    def step(self, state: SARLState, step: Step) -> tuple[Tensor, SARLState]:
+        obs_BNF = step.obs.to(self.cash.dtype)
+        first_R1 = step.first.repeat_interleave(self.assets)[:, None]
+        hidden, cell = (part.masked_fill(first_R1, 0.0) for part in state.memory)
+        memory = self.predictor.step((hidden, cell), obs_BNF.flatten(0, 1))
+        delta_BN = self.rise(memory[0])[..., 0].sigmoid().view(-1, self.assets)
+        now_BNC = torch.cat([obs_BNF, delta_BN[..., None]], dim=-1)
+        before_BNCW = state.recent_BNCW.masked_fill(step.first[:, None, None, None], 0.0)
+        recent_BNCW = torch.cat([before_BNCW[..., 1:], now_BNC[..., None]], dim=-1)
+        score_BN = self.evaluate(recent_BNCW.flatten(0, 1)).view(-1, self.assets)
+        return masked(self._valued(score_BN), step.allowed), SARLState(memory, recent_BNCW)
+
+
+def _forbidden(batch: Batch) -> Tensor:
+    """(B, T, A) what may not be held; nothing is forbidden in padding, which may say anything."""
+    if batch.allowed is None:
+        return torch.zeros_like(batch.extras[RELATIVE], dtype=torch.bool)
+    return ~batch.allowed & batch.valid[..., None]

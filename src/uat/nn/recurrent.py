@@ -1,0 +1,53 @@
+"""An LSTM over episodes and, with the same weights, one step at a time; and attention over what it remembered.
+
+Shapes: B rows, T time, S cached steps, I inputs, D width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+Memory = tuple[Tensor, Tensor]
+"""Hidden state and cell of each row: (B, D) both."""
+
+
+class LSTM(nn.Module):
+    """Starts every row with zeros."""
+
+    def __init__(self, d_in: int, d_out: int) -> None:
+        super().__init__()
+        self.cell = nn.LSTMCell(d_in, d_out)
+
+    def begin(self, rows: int) -> Memory:
+        zeros = self.cell.weight_hh.new_zeros(rows, self.cell.hidden_size)
+        return zeros, zeros.clone()
+
+    def forward(self, x_BTI: Tensor) -> Tensor:
+        """The hidden state (B, T, D) after every step."""
+        memory, found = self.begin(len(x_BTI)), []
+        for x_BI in x_BTI.unbind(1):
+            memory = self.step(memory, x_BI)
+            found.append(memory[0])
+        return torch.stack(found, dim=1)
+
+    def step(self, memory: Memory, x_BI: Tensor) -> Memory:
+        return self.cell(x_BI, memory)
+
+
+class AdditiveAttention(nn.Module):
+    """Σ_s α_s h_s with α = softmax_s(v · tanh(W h_s + U h_t)) over the past s <= t (Bahdanau et al. 2015)."""
+
+    def __init__(self, d_in: int) -> None:
+        super().__init__()
+        self.past, self.now = nn.Linear(d_in, d_in), nn.Linear(d_in, d_in, bias=False)
+        self.score = nn.Linear(d_in, 1, bias=False)
+
+    def forward(self, h_BTD: Tensor) -> Tensor:
+        """What every step recalls: (B, T, D)."""
+        steps = torch.arange(h_BTD.shape[1], device=h_BTD.device)
+        return self.recall(h_BTD, h_BTD, (steps <= steps[:, None]).expand(len(h_BTD), -1, -1))
+
+    def recall(self, past_BSD: Tensor, now_BTD: Tensor, visible_BTS: Tensor) -> Tensor:
+        score_BTS = self.score(torch.tanh(self.past(past_BSD)[:, None] + self.now(now_BTD)[:, :, None]))[..., 0]
+        return score_BTS.masked_fill(~visible_BTS, -torch.inf).softmax(-1) @ past_BSD
