@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from uat.evaluation.intervals import filled, interval
-from uat.evaluation.scores import BLIND, CEILING, Evaluation, gap_closed
+from uat.evaluation.scores import BLIND, CEILING, Evaluation, gap_closed, variant_of
 from uat.runs import describe
 
 Place = tuple[str, str, str, str, int]
-"""Domain, task, setting, split and number of episodes: numbers of one place may be compared."""
+"""Domain, task, the domain's setting, split and number of episodes: numbers of one place may be compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +52,8 @@ class Group:
     place: Place
     method: str
     preset: str = ""
+    variant: tuple[str, ...] = ()
+    """Settings of method and training that are not the recipe's."""
     runs: dict[int, str]
     """Seed -> identity; empty for references."""
     episodes: dict[int, dict[str, Tensor]]
@@ -88,7 +90,13 @@ def run_groups(found: Sequence[Evaluation]) -> list[Group]:
     for one in sorted(found, key=lambda one: one.config.seed):
         config, key = one.config, (place_of(one), one.config.kind())
         old = groups.get(key) or Group(
-            place=key[0], method=config.method_name, preset=config.preset, runs={}, episodes={}, block=one.block
+            place=key[0],
+            method=config.method_name,
+            preset=config.preset,
+            variant=tuple(variant_of(config)),
+            runs={},
+            episodes={},
+            block=one.block,
         )
         if config.seed in old.runs:
             raise ValueError(f"the same run is named twice: {describe(config)}")
@@ -117,12 +125,13 @@ def reference_groups(found: Sequence[Evaluation]) -> list[Group]:
 
 def place_of(one: Evaluation) -> Place:
     score = one.scores[0]
-    return score.domain, score.task, score.setting, score.split, score.n
+    return score.domain, score.task, one.config.build_domain().setting, score.split, score.n
 
 
 def find_blind(group: Group, runs: Sequence[Group]) -> Group | None:
     """The blind method's runs of the same place, preset and seeds; None if some are missing, or several kinds fit."""
     fit = [g for g in runs if (g.method, g.place, g.preset) == (BLIND, group.place, group.preset)]
+    fit = [g for g in fit if not g.variant] or fit
     if len(fit) != 1 or not fit[0].runs.keys() >= group.runs.keys():
         return None
     return fit[0].only(list(group.runs))
@@ -134,6 +143,7 @@ def find_ceiling(group: Group, references: Sequence[Group]) -> Group | None:
 
 def summary(group: Group, metric: str, blind: Group | None, ceiling: Group | None) -> Summary:
     domain, task, setting, split, n = group.place
+    setting = ",".join([*([] if setting == "default" else [setting]), *group.variant]) or "default"
     y_SE, ends = group.values(metric), None if blind is None or ceiling is None else (blind, ceiling)
     low, high = interval(y_SE, group.block)
     return Summary(

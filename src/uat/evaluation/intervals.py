@@ -28,28 +28,59 @@ that nothing is drawn.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from torch import Tensor
 
 
-def interval(y_SE: Tensor, block: float = 1.0) -> tuple[float, float]:
-    """95 % interval of the mean over seeds and episodes; NaN if there is but one episode.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doubt:
+    """A mean over seeds and episodes, and where its uncertainty comes from (the module says how)."""
+
+    mean: float
+    seeds: int
+    episodes: int
+    by_seed: float
+    """V_S; 0 for a single seed."""
+    shared: float
+    """V_E; 0 for a single seed."""
+    by_episode: float
+    """B/E."""
+
+    def half(self, level: float = 0.95) -> float:
+        """Half the width of the interval that holds the truth with this probability; NaN for a single episode."""
+        if self.episodes < 2:
+            return math.nan
+        t_episodes = student(self.episodes - 1, level)
+        least = t_episodes * math.sqrt(self.by_episode)
+        if self.seeds < 2:
+            return least
+        t_seeds = student(self.seeds - 1, level)
+        return max(least, math.hypot(t_seeds * math.sqrt(self.by_seed), t_episodes * math.sqrt(self.shared)))
+
+
+def doubt(y_SE: Tensor, block: float = 1.0) -> Doubt:
+    """How sure the mean over seeds and episodes is.
 
     block: mean length of the blocks in which episodes, in the order of time, are resampled; 1: they are independent.
     """
     y_SE = filled(y_SE)
     (seeds, episodes), mean = y_SE.shape, y_SE.mean().item()
-    if episodes < 2:
-        return math.nan, math.nan
-    t_episodes, by_episode = student(episodes - 1), variance_of_mean(y_SE.mean(0), block)
-    half = t_episodes * math.sqrt(by_episode)
-    if seeds > 1:
+    by_seed = shared = 0.0
+    by_episode = variance_of_mean(y_SE.mean(0), block) if episodes > 1 else math.nan
+    if seeds > 1 and episodes > 1:
         rest_SE = y_SE - y_SE.mean(0) - y_SE.mean(1, keepdim=True) + mean
         rest = rest_SE.square().sum().item() / ((seeds - 1) * (episodes - 1))
         by_seed, shared = y_SE.mean(1).var().item() / seeds, max(0.0, by_episode - rest / (seeds * episodes))
-        half = max(half, math.hypot(student(seeds - 1) * math.sqrt(by_seed), t_episodes * math.sqrt(shared)))
-    return mean - half, mean + half
+    return Doubt(mean=mean, seeds=seeds, episodes=episodes, by_seed=by_seed, shared=shared, by_episode=by_episode)
+
+
+def interval(y_SE: Tensor, block: float = 1.0) -> tuple[float, float]:
+    """95 % interval of the mean over seeds and episodes; NaN if there is but one episode."""
+    found = doubt(y_SE, block)
+    return found.mean - found.half(), found.mean + found.half()
 
 
 def filled(y_SE: Tensor) -> Tensor:
@@ -79,12 +110,17 @@ def variance_of_mean(y_E: Tensor, block: float) -> float:
     return max(total, 0.0) / (episodes - 1)
 
 
-def student(freedom: int) -> float:
-    """What Student's t exceeds, to either side, in 5 % of cases.
+def student(freedom: int, level: float = 0.95) -> float:
+    """What Student's t stays below, to either side, with this probability.
 
     With t = √ν tan φ its density is proportional to cos^(ν-1) φ, which is summed up here.
     """
+    share, angle = _angles(freedom)
+    return math.sqrt(freedom) * math.tan(float(np.interp(level * share[-1], share, angle)))
+
+
+@lru_cache(maxsize=64)
+def _angles(freedom: int) -> tuple[np.ndarray, np.ndarray]:
     angle = np.linspace(0, np.pi / 2, 200_001)
     density = np.cos(angle) ** (freedom - 1)
-    share = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
-    return math.sqrt(freedom) * math.tan(float(np.interp(0.95 * share[-1], share, angle)))
+    return np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])]), angle

@@ -1,0 +1,173 @@
+"""What a report is made of: measured rows, intervals, pairs and traces of one folder, and the published numbers."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from uat.config import PRESETS
+from uat.domains import DOMAINS
+from uat.evaluation.scores import BLIND, CEILING, gap_closed, setting_of
+from uat.methods import METHODS
+from uat.recipes import recipe
+from uat.runs import read_tensors
+from uat.studies.cells import Cell
+from uat.studies.files import Results, read
+from uat.studies.probes import Trace
+
+Row = Mapping[str, Any]
+Key = tuple[str, str, str, str, str]
+"""Domain, task, setting, method and metric."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Number:
+    """A metric of a method over its seeds."""
+
+    mean: float
+    std: float | None
+    """Of the seeds; None for one seed, and for references."""
+    seeds: tuple[int, ...]
+    n: int
+    """Episodes of each seed."""
+    low: float | None = None
+    high: float | None = None
+    """95 % interval over seeds and episodes; None where the numbers of single episodes were not kept."""
+    gap: float | None = None
+    """Share of the way from Vanilla to the filter."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Everything measured under one preset."""
+
+    preset: str
+    scores: list[dict[str, Any]]
+    intervals: list[dict[str, Any]] = field(default_factory=list)
+    pairs: list[dict[str, Any]] = field(default_factory=list)
+    timings: list[dict[str, Any]] = field(default_factory=list)
+    published: list[dict[str, Any]] = field(default_factory=list)
+    traces: Path | None = None
+    source: str = ""
+    """The folder, as it was named."""
+
+    @staticmethod
+    def of(folder: Path, preset: str | None = None) -> Rows:
+        """The rows of a folder of results; its name tells the preset, unless it is given."""
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is not a folder of results: `uat reproduce` makes one")
+        results = Results(folder)
+        scores = results.read("scores")
+        if not scores:
+            raise ValueError(f"{folder} holds no rows: `uat reproduce STUDY --out {folder}` makes some")
+        found = preset or next((name for name in (folder.name, folder.parent.name) if name in PRESETS), "paper")
+        return Rows(
+            preset=found,
+            scores=scores,
+            intervals=results.read("intervals"),
+            pairs=results.read("pairs"),
+            timings=read(folder / "efficiency.jsonl"),
+            published=published(),
+            traces=folder / "traces",
+            source=str(folder),
+        )
+
+    @cached_property
+    def values(self) -> dict[Key, dict[int, tuple[float, int]]]:
+        """Seed -> value and number of episodes, of everything measured on test episodes."""
+        found: dict[Key, dict[int, tuple[float, int]]] = {}
+        for row in self.scores:
+            key = (row["domain"], row["task"], row["setting"], row["method"], row["metric"])
+            found.setdefault(key, {})[row["seed"]] = (row["value"], row["n"])
+        return found
+
+    @cached_property
+    def bounds(self) -> dict[tuple[Key, tuple[int, ...]], tuple[float, float]]:
+        return {
+            (
+                (row["domain"], row["task"], row["setting"], row["method"], row["metric"]),
+                tuple(row["seeds"]),
+            ): (row["low"], row["high"])
+            for row in self.intervals
+        }
+
+    def number(self, key: Key) -> Number | None:
+        """A metric over its seeds; None if it was not measured."""
+        by_seed = self.values.get(key)
+        if not by_seed:
+            return None
+        values = [value for value, _ in by_seed.values()]
+        seeds = tuple(sorted(by_seed)) if key[3] in METHODS else ()
+        low, high = self.bounds.get((key, seeds), (None, None))
+        return Number(
+            mean=statistics.fmean(values),
+            std=statistics.stdev(values) if len(values) > 1 and seeds else None,
+            seeds=seeds,
+            n=max(n for _, n in by_seed.values()),
+            low=low,
+            high=high,
+            gap=self.gap(key),
+        )
+
+    def gap(self, key: Key, seed: int | None = None) -> float | None:
+        """Share of the way from Vanilla to the filter that a method, or one of its seeds, covers."""
+        domain, task, setting, method, metric = key
+        own, blind = self.values.get(key, {}), self.values.get((domain, task, setting, BLIND, metric), {})
+        ceiling = self.values.get((domain, task, setting, CEILING, metric), {})
+        seeds = [s for s in own if s in blind and seed in (None, s)]
+        if not ceiling or not seeds or method not in METHODS or (seed is None and len(seeds) < len(own)):
+            return None
+        mean = {name: statistics.fmean(by[s][0] for s in seeds) for name, by in (("own", own), ("blind", blind))}
+        return gap_closed(mean["own"], mean["blind"], ceiling[0][0])
+
+    def published_number(self, key: Key) -> tuple[float, float | None] | None:
+        """Mean and deviation in the paper's tables."""
+        return self.theirs.get(key)
+
+    @cached_property
+    def theirs(self) -> dict[Key, tuple[float, float | None]]:
+        """The published numbers under our keys; those without a setting are of the recipe's."""
+        found = {}
+        for row in self.published:
+            setting = row.get("setting") or self.usual_setting(row["domain"])
+            key = (row["domain"], row["task"], setting, row["method"], row["metric"])
+            found[key] = (row["mean"], row.get("std"))
+        return found
+
+    def usual_setting(self, domain: str) -> str:
+        """What the rows of a domain under its recipe say of their setting."""
+        return usual_setting(domain, self.preset)
+
+    def key(self, cell: Cell, metric: str) -> Key:
+        return cell.config.domain_name, cell.task, setting_of(cell.config), cell.config.method_name, metric
+
+    def trace(self, cell: Cell, probe: str) -> Trace | None:
+        """What a probe saw in a cell's policy, if it looked."""
+        file = None if self.traces is None else self.traces / f"{cell.name}.{probe}.safetensors"
+        if file is None or not file.exists():
+            return None
+        arrays, meta = read_tensors(file)
+        return Trace(meta["numbers"], arrays)
+
+
+@lru_cache(maxsize=64)
+def usual_setting(domain: str, preset: str) -> str:
+    return recipe(domain, "uat", preset).build_domain().setting if domain in DOMAINS else "default"
+
+
+def published() -> list[dict[str, Any]]:
+    """The paper's tables, as rows."""
+    text = resources.files("uat.report").joinpath("published.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def ordered(found: Iterable[str], first: Iterable[str]) -> list[str]:
+    """Known names in their order, then others as they come."""
+    there = dict.fromkeys(found)
+    return [name for name in dict.fromkeys([*first, *there]) if name in there]

@@ -1,0 +1,77 @@
+"""What can be asked of a study: the flags of `uat reproduce` and of `python -m uat.studies`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from uat.config import PRESETS, lookup
+from uat.domains import DOMAINS
+from uat.methods import METHODS
+from uat.studies.cells import Filter
+from uat.studies.executors import need_ray
+from uat.studies.grids import STUDIES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduce:
+    """Run a study of the paper: train and score its cells, skipping those that are done, and write rows."""
+
+    study: str
+    """main, ablation, boundary, mechanism, sensitivity, efficiency, diagnostics, or all."""
+    preset: str = "quick"
+    """smoke (seconds a cell), quick (minutes on two cores) or paper (the published settings)."""
+    domains: tuple[str, ...] | None = None
+    """Only these domains."""
+    tasks: tuple[str, ...] | None = None
+    """Only these tasks."""
+    methods: tuple[str, ...] | None = None
+    """Only these methods."""
+    seeds: tuple[int, ...] | None = None
+    """Seeds of every cell; unset: 0 1 2 with the paper preset, 0 otherwise."""
+    out: Path | None = None
+    """Folder of results; unset: runs/reproduce/PRESET. The same folder again goes on where it stopped."""
+    executor: Literal["local", "ray"] = "local"
+    """Who does the work: processes on this machine, or a Ray cluster."""
+    workers: int | None = None
+    """How many cells at a time; unset: one for each GPU, or for each core without one."""
+    address: str | None = None
+    """Address of a running Ray cluster; unset: a small one on this machine."""
+    retries: int = 0
+    """How often a cell that fails is tried again at once; a later run tries it again in any case."""
+    device: str | None = None
+    """Where to run, cpu or cuda; unset: CUDA if there is one."""
+    dry_run: bool = False
+    """List the cells and about how long they take, and stop."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def __post_init__(self) -> None:
+        lookup("study", self.study, [*STUDIES, "all"])
+        lookup("preset", self.preset, PRESETS)
+        for domain in self.domains or ():
+            lookup("domain", domain, DOMAINS)
+        for method in self.methods or ():
+            lookup("method", method, METHODS)
+        for task in self.tasks or ():
+            lookup("task", task, [task for domain in DOMAINS.values() for task in domain.tasks])
+        for name in ("domains", "tasks", "methods", "seeds"):
+            if getattr(self, name) == ():
+                raise ValueError(f"{name} is empty: name at least one, or leave the flag out")
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"workers={self.workers} must be at least 1")
+        if self.retries < 0:
+            raise ValueError(f"retries={self.retries} must not be negative")
+        if self.address is not None and self.executor != "ray":
+            raise ValueError(f"address={self.address!r} is for --executor ray")
+        if self.executor == "ray" and not self.dry_run:
+            need_ray()
+
+    @property
+    def filter(self) -> Filter:
+        return Filter(domains=self.domains, tasks=self.tasks, methods=self.methods)
+
+    @property
+    def folder(self) -> Path:
+        return self.out or Path("runs") / "reproduce" / self.preset

@@ -1,0 +1,245 @@
+"""A study, from its grid to rows: what is done is skipped, what fails is told and does not stop the rest."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from uat.evaluation.comparison import Group, compare, run_groups
+from uat.evaluation.scores import Evaluation, read_evaluation
+from uat.evaluation.statistics import Pair, holm, paired
+from uat.runs import Run, read_tensors
+from uat.studies import efficiency
+from uat.studies.cells import Cell, jobs, merged
+from uat.studies.estimate import grid_seconds, in_words, seconds
+from uat.studies.executors import Executor, InProcess, Pool, Ray, cores
+from uat.studies.files import PAIR_KEY, SCORE_KEY, SUMMARY_KEY, TIMING_KEY, Results, merge, read
+from uat.studies.grids import STUDIES, TIMED, chosen_studies
+from uat.studies.options import Reproduce
+from uat.studies.work import Outcome, Reference, Task, keep_failure
+from uat.training.progress import Board, show_board
+
+
+@dataclass(slots=True)
+class Summing:
+    """What a call did."""
+
+    cells: int = 0
+    """Cells of the study."""
+    done_before: int = 0
+    trained: int = 0
+    failed: dict[str, str] = field(default_factory=dict)
+    """Job -> sentence."""
+    missing: list[str] = field(default_factory=list)
+    """What this version cannot run yet."""
+
+
+def reproduce(options: Reproduce, board: Callable[[int], Board] = show_board) -> Summing:
+    """Run what is left of a study."""
+    results, summing = Results(options.folder), Summing()
+    studies = [STUDIES[name] for name in chosen_studies(options.study)]
+    cells = cells_of(options)
+    summing.missing = list(dict.fromkeys(said for study in studies for said in study.missing()))
+    todo = [cell for cell in cells if not is_done(cell, results)]
+    summing.cells, summing.done_before = len(cells), len(cells) - len(todo)
+    tasks: list[Task] = [*references(cells, results), *jobs(todo, seeds_together=on_gpu(options))]
+    run(tasks, executor_for(options), results, summing, retries=options.retries, board=board)
+    if any(study.timed for study in studies):
+        time_methods(options, results, summing)
+    conclude(cells, results)
+    return summing
+
+
+def cells_of(options: Reproduce) -> list[Cell]:
+    studies = [STUDIES[name] for name in chosen_studies(options.study)]
+    return merged(cell for study in studies for cell in study.cells(options.preset, options.seeds, options.filter))
+
+
+def is_done(cell: Cell, results: Results) -> bool:
+    """Whether its rows are there, and what probes were to see."""
+    rows = read(results.file("scores", cell.config.domain_name))
+    traces = all((results.path / "traces" / trace_name(cell, probe)).exists() for probe in cell.probes)
+    return traces and any(row["run"] == cell.identity for row in rows)
+
+
+def references(cells: Sequence[Cell], results: Results) -> list[Reference]:
+    """One for each task whose references have no rows yet."""
+    found: dict[str, Reference] = {}
+    for cell in cells:
+        task = Reference(cell=cell)
+        if task.key not in found and not _known(cell, results):
+            found[task.key] = task
+    return list(found.values())
+
+
+def _known(cell: Cell, results: Results) -> bool:
+    place = (cell.task, cell.config.build_domain().setting, "")
+    rows = read(results.file("scores", cell.config.domain_name))
+    return any((row["task"], row["setting"], row["run"]) == place for row in rows)
+
+
+# ---------------------------------------------------------------- running
+
+
+def on_gpu(options: Reproduce) -> bool:
+    return options.device == "cuda" or (options.device is None and torch.cuda.is_available())
+
+
+def executor_for(options: Reproduce) -> Executor:
+    gpus = torch.cuda.device_count() if on_gpu(options) else 0
+    workers = options.workers or gpus or cores()
+    if options.executor == "ray":
+        return Ray(workers=workers, address=options.address, device=options.device)
+    if workers == 1:
+        return InProcess(device=options.device)
+    return Pool(workers=workers, device=options.device)
+
+
+def run(
+    tasks: Sequence[Task],
+    executor: Executor,
+    results: Results,
+    summing: Summing,
+    *,
+    retries: int = 0,
+    board: Callable[[int], Board] = show_board,
+) -> None:
+    """Do all tasks; rows are written as they come, so that a kill loses only what was under way."""
+    notes = results.path / "progress"
+    waiting = list(tasks)
+    for attempt in range(1 + retries):
+        failed: list[Task] = []
+        with board(len(waiting)) as shown, _removed(notes):
+            for index, outcome in executor.outcomes(
+                waiting, results.runs, notes, lambda shown=shown: shown.watch(notes)
+            ):
+                task = waiting[index]
+                if outcome.failure is None:
+                    _keep(task, outcome, results)
+                    summing.failed.pop(task.name, None)
+                    summing.trained += 0 if isinstance(task, Reference) else sum(c.scored for c in task.cells)
+                else:
+                    failed.append(task)
+                    summing.failed[task.name] = outcome.failure
+                    file = keep_failure(results.path / "failures", replace(outcome, name=task.name))
+                    shown.say(f"failed: {task.name}: {outcome.failure} ({file})")
+                shown.done(task.name, outcome.seconds, failed=outcome.failure is not None)
+        waiting = failed
+        if not waiting:
+            return
+        if attempt < retries:
+            print(f"{len(waiting)} failed; trying again", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _removed(folder: Path) -> Any:
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _keep(task: Task, outcome: Outcome, results: Results) -> None:
+    results.add("scores", outcome.rows, SCORE_KEY)
+    for cell in [] if isinstance(task, Reference) else task.cells:
+        for probe in cell.probes:
+            results.keep_trace(cell.folder(results.runs) / f"{probe}.safetensors", trace_name(cell, probe))
+
+
+def trace_name(cell: Cell, probe: str) -> str:
+    return f"{cell.name}.{probe}.safetensors"
+
+
+def time_methods(options: Reproduce, results: Results, summing: Summing) -> None:
+    """Speed and memory, one method after the other in this process, when all else is done."""
+    file = results.path / "efficiency.jsonl"
+    if not options.filter.wants_task(efficiency.DOMAIN, "") and options.domains is not None:
+        return
+    there = {row["method"] for row in read(file) if row["preset"] == options.preset}
+    for method in TIMED:
+        if options.filter.wants_method(method) and method not in there:
+            print(f"timing {method}", file=sys.stderr, flush=True)
+            try:
+                merge(file, efficiency.measure(method, options.preset, options.device), TIMING_KEY)
+            except (ValueError, RuntimeError) as error:
+                summing.failed[f"efficiency of {method}"] = str(error).splitlines()[0]
+
+
+# ---------------------------------------------------------------- intervals and pairs
+
+
+def conclude(cells: Sequence[Cell], results: Results) -> None:
+    """Intervals and paired differences, of all cells whose run folders are here."""
+    found: list[Evaluation] = []
+    for cell in cells:
+        folder = cell.folder(results.runs)
+        if (folder / "episodes.safetensors").exists() and (folder / "scores.jsonl").exists():
+            one = read_evaluation(Run.open(folder))
+            found.append(replace(one, episodes={**one.episodes, **reference_numbers(cell, results)}))
+    if not found:
+        return
+    results.add("intervals", [asdict(row) for row in compare(found)], SUMMARY_KEY)
+    results.add("pairs", [asdict(pair) for pair in pairs(run_groups(found))], PAIR_KEY)
+
+
+def reference_numbers(cell: Cell, results: Results) -> dict[str, dict[str, Any]]:
+    file = Reference(cell=cell).folder(results.runs) / "references.safetensors"
+    if not file.exists():
+        return {}
+    found: dict[str, dict[str, Any]] = {}
+    for name, values in read_tensors(file)[0].items():
+        method, _, metric = name.partition("/")
+        found.setdefault(method, {})[metric] = values
+    return found
+
+
+def pairs(groups: Sequence[Group]) -> list[Pair]:
+    """Every two methods of a place under the recipe's settings, by its first metric, where they share all seeds."""
+    by_place: dict[tuple[Any, ...], list[Group]] = {}
+    for group in groups:
+        if not group.variant:
+            by_place.setdefault((group.place, group.preset), []).append(group)
+    found: list[Pair] = []
+    for (place, _), there in by_place.items():
+        domain, task, setting, _, n = place
+        metric, own = next(iter(next(iter(there[0].episodes.values())))), []
+        for i, a in enumerate(there):
+            for b in there[:i]:
+                seeds = tuple(sorted(a.runs.keys() & b.runs.keys()))
+                if seeds:
+                    names = {"method": a.method, "other": b.method, "metric": metric}
+                    y = [group.only(seeds).values(metric) for group in (a, b)]
+                    difference, low, high, p = paired(*y, a.block)
+                    numbers = {"difference": difference, "low": low, "high": high, "p": p, "p_holm": p}
+                    about = {"domain": domain, "task": task, "setting": setting, "n": n, "seeds": seeds}
+                    own.append(Pair(**names, **numbers, **about))
+        found += holm(own)
+    return found
+
+
+# ---------------------------------------------------------------- what would be done
+
+
+def plan(options: Reproduce) -> list[dict[str, Any]]:
+    """One row per cell, and whether it is done; the last row sums up."""
+    results, gpu = Results(options.folder), on_gpu(options)
+    rows, left = [], {}
+    for cell in cells_of(options):
+        done = is_done(cell, results)
+        alone = 0.0 if done else seconds(cell, on_gpu=gpu)
+        left[cell.identity] = (cell, alone)
+        c, changed = cell.config, ", ".join(f"{name}={value}" for name, value in cell.settings)
+        head = {"domain": c.domain_name, "task": cell.task, "method": c.method_name, "seed": c.seed}
+        rows.append({**head, "setting": changed or "-", "left": "done" if done else in_words(alone)})
+    workers = getattr(executor_for(options), "workers", 1)
+    whole = in_words(grid_seconds(left, workers, on_gpu=gpu)) if left else "nothing"
+    where = "GPU" if gpu else "CPU"
+    count = f"{len(rows)} cells"
+    return [*rows, {"domain": count, "setting": f"{workers} at a time on a {where}", "left": f"about {whole}"}]
