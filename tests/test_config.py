@@ -56,7 +56,7 @@ def value_at(config: Any, path: str) -> Any:
 def another(value: Any) -> Any:
     """A valid value other than this one, for any setting of a recipe."""
     swaps: dict[Any, Any] = {"gradual": "cyclic", "larger-axis": "row-first", "refuse": "clamp", "constant": "cosine"}
-    swaps |= {"fp32": "fp64", "tf32": "fp64", None: 99, (): (7,)}
+    swaps |= {"fp32": "fp64", "tf32": "fp64", "true": "null", None: 99, (): (7,)}
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
@@ -255,7 +255,7 @@ def test_a_path_that_leads_nowhere_is_an_unknown_setting(path: str) -> None:
         override(smoke(), {path: 1})
 
 
-@pytest.mark.parametrize("section", ["train", "method", "domain", "evaluation"])
+@pytest.mark.parametrize("section", ["train", "method", "domain", "evaluation", "feedback"])
 def test_a_section_is_not_a_setting(section: str) -> None:
     with pytest.raises(ValueError, match=rf"'{section}' is a section; .* {section}\."):
         override(smoke(), {section: 1})

@@ -2,7 +2,8 @@
 
 from uat.config import RunConfig, override
 from uat.domains import DOMAINS
-from uat.evaluation import evaluate
+from uat.evaluation import audit, evaluate
+from uat.feedback import FeedbackConfig, corrupt
 from uat.logs import episodes
 from uat.methods import METHODS, Policy
 from uat.methods.uat import UAT, UATConfig
@@ -25,6 +26,7 @@ __all__ = [
     "Batch",
     "Clock",
     "Discrete",
+    "FeedbackConfig",
     "Items",
     "Policy",
     "Run",
@@ -39,6 +41,8 @@ __all__ = [
     "VanillaConfig",
     "Vector",
     "Weights",
+    "audit",
+    "corrupt",
     "episodes",
     "evaluate",
     "load",

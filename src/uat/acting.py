@@ -59,6 +59,11 @@ def look(agent: Any, state: Any, facts: dict[str, Tensor]) -> Any:
     return agent.look(state, facts) if hasattr(agent, "look") else state
 
 
+def told(simulator: Any, world: Any, action: Tensor, reward_B: Tensor) -> tuple[Tensor, Tensor]:
+    """What a policy is told of the step that led to this world: what happened, unless the simulator says otherwise."""
+    return simulator.told(world) if hasattr(simulator, "told") else (action, reward_B)
+
+
 @torch.no_grad()
 def rollout(
     agent: Agent[Any] | Behaviour | None, simulator: Simulator[Any], noise: Noise, gumbel_BTA: Tensor | None = None
@@ -86,8 +91,11 @@ def rollout(
             action, state = decide(agent, spec, state, history.step(obs, allowed), gumbel_BA)
         seen = {"obs": obs, "target": target, **({} if allowed is None else {"allowed": allowed})}
         world, obs, reward_B, done_B = simulator.step(world, action)
-        history.add(action, reward_B)
+        told_action, told_reward_B = told(simulator, world, action, reward_B)
+        history.add(told_action, told_reward_B)
         happened = {"action": action, "reward": reward_B, "done": done_B}
+        if hasattr(simulator, "told"):
+            happened |= {"told_action": told_action, "told_reward": told_reward_B}
         for name, value in {**seen, **happened, **{f"facts.{k}": v for k, v in facts.items()}}.items():
             record.setdefault(name, []).append(value)
     return _trajectory({name: torch.stack(values, dim=1) for name, values in record.items()})

@@ -15,9 +15,10 @@ from typing import Annotated, Any, Literal
 import tyro
 
 import uat
-from uat.config import PRESETS, lookup, to_json
+from uat.config import PRESETS, SECTIONS, lookup, to_json
 from uat.data import SOURCES
 from uat.domains import DOMAINS
+from uat.evaluation.auditing import audit_run
 from uat.evaluation.comparison import compare
 from uat.evaluation.scores import what_is_unfinished
 from uat.evaluation.tables import LEGEND, method_rows, print_rows, score_rows
@@ -59,6 +60,22 @@ class Evaluate:
     """Where to run; unset: CUDA if there is one."""
     json: bool = False
     """Print JSON rows, one per line and metric, instead of a table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """Say whether policies are feedback-blind, and how much their decisions hang on each channel."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Run folders."""
+    episodes: int = 64
+    """Test episodes that are played."""
+    draws: int = 2
+    """How often each channel is resampled."""
+    device: Device = None
+    """Where to run; unset: CUDA if there is one."""
+    json: bool = False
+    """Print JSON rows, one per run and channel, instead of a table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +184,23 @@ def run_evaluate(args: list[str]) -> None:
         print(f"\n{LEGEND}")
 
 
+def run_audit(args: list[str]) -> None:
+    options = parse(Audit, args, "uat audit")
+    if not options.runs:
+        raise ValueError("name at least one run folder: uat audit RUN...")
+    runs = [Run.open(path) for path in options.runs]
+    how = {name: getattr(options, name) for name in ("episodes", "draws", "device")}
+    found = [(run, audit_run(run, **how)) for run in runs]
+    rows = [
+        {"run": str(run.path), "method": run.config.method_name, "domain": run.config.domain_name, **row}
+        for run, one in found
+        for row in (one.rows() if options.json else to_json(one.channels))
+    ]
+    print_rows(rows, as_json=options.json)
+    for run, one in [] if options.json else found:
+        print(f"\n{run.path}: {one.sentence()}")
+
+
 def run_demo(args: list[str]) -> None:
     from uat.evaluation.demo import demo
 
@@ -197,6 +231,7 @@ VERBS: dict[str, Callable[[list[str]], None]] = {
     "list": run_list,
     "train": run_train,
     "evaluate": run_evaluate,
+    "audit": run_audit,
     "demo": run_demo,
     "data": run_data,
     "bench": run_bench,
@@ -207,6 +242,7 @@ USAGE = """usage: uat COMMAND [OPTIONS]
   uat list [methods|domains|recipes] [--json]      what there is
   uat train DOMAIN --method NAME [--preset P] ...  train a policy into a run folder
   uat evaluate RUN... [--each] [--json]            score and compare policies beside the Bayes filter
+  uat audit RUN... [--json]                        whether policies are feedback-blind, and what they hang on
   uat demo [--out DIR]                             Vanilla and UAT on DarkRoom, and a page to look at
   uat data check NAME PATH [--json]                what a file of yours holds, and whether it can be used
   uat bench [--cases ...] [--json] [--plot FILE]   speed of every path beside its slow twin and its peers
@@ -215,8 +251,6 @@ USAGE = """usage: uat COMMAND [OPTIONS]
 
 
 # ---------------------------------------------------------------- arguments
-
-SECTIONS = ("domain", "method", "train", "evaluation")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from uat.domains import DOMAINS
+from uat.feedback import TRUE, CorruptedDomain, FeedbackConfig
 from uat.methods import METHODS
 from uat.types import Assets, Discrete, Items, Spec, Vector, Weights, check_choices
 
@@ -90,6 +91,8 @@ class RunConfig:
     """The method's own config."""
     train: TrainConfig
     evaluation: EvaluationConfig
+    feedback: FeedbackConfig = TRUE
+    """What policies are told of their actions and rewards, in training and when judged."""
 
     def __post_init__(self) -> None:
         method = METHODS[lookup("method", self.method_name, METHODS)]
@@ -103,6 +106,12 @@ class RunConfig:
                 )
 
     def build_domain(self) -> Any:
+        """The domain as the run's policy meets it."""
+        domain = self.build_true_domain()
+        return domain if self.feedback.is_true else CorruptedDomain(domain, self.feedback)
+
+    def build_true_domain(self) -> Any:
+        """The domain as its references meet it: they are told the truth."""
         return DOMAINS[self.domain_name].build(self.domain)
 
     def identity(self) -> str:
@@ -112,6 +121,8 @@ class RunConfig:
         """
         plain = run_config_from_json(to_json(self))  # 1 and 1.0 are the same setting
         changed = {name: changes(getattr(plain, name)) for name in SECTIONS}
+        if not changed["feedback"]:
+            del changed["feedback"]  # a section that came later: runs under the truth keep their names
         revisions = [METHODS[self.method_name].policy.revision, DOMAINS[self.domain_name].revision]
         what = [self.domain_name, self.method_name, self.preset, self.seed, changed, revisions]
         text = json.dumps(what, sort_keys=True)
@@ -122,7 +133,7 @@ class RunConfig:
         return replace(self, seed=0).identity()
 
 
-SECTIONS = ("domain", "method", "train", "evaluation")
+SECTIONS = ("domain", "method", "train", "evaluation", "feedback")
 
 
 def changes(section: Any) -> dict[str, Any]:
@@ -194,13 +205,14 @@ def to_json(value: Any) -> Any:
 
 def run_config_from_json(data: Mapping[str, Any]) -> RunConfig:
     """The inverse of `to_json`; a setting that is absent has its default, none may be unknown, and types must fit."""
-    sections = {"train": TrainConfig, "evaluation": EvaluationConfig}
+    sections = {"train": TrainConfig, "evaluation": EvaluationConfig, "feedback": FeedbackConfig}
     try:
         sections["domain"] = DOMAINS[lookup("domain", data["domain_name"], DOMAINS)].config
         sections["method"] = METHODS[lookup("method", data["method_name"], METHODS)].config
     except KeyError as missing:
         raise ValueError(f"the field {missing} is missing") from None
-    built = {name: from_json(kind, data.get(name), name) for name, kind in sections.items()}
+    optional = {"feedback": {}}
+    built = {name: from_json(kind, data.get(name, optional.get(name)), name) for name, kind in sections.items()}
     return from_json(RunConfig, {**data, **built}, "")
 
 

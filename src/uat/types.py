@@ -160,6 +160,10 @@ class Trajectory(TensorFields):
     allowed: Tensor | None = None
     facts: dict[str, Tensor] = field(default_factory=dict)
     """What metrics need to know of each step; hidden from methods unless the spec names it among its extras."""
+    told_action: Tensor | None = None
+    """What the feedback channel says in place of `action`; None: the truth."""
+    told_reward: Tensor | None = None
+    """What the feedback channel carries in place of `reward`, before the clock shifts it; None: the truth."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -243,10 +247,12 @@ class Clock:
 
     def batch(self, trajectory: Trajectory) -> Batch:
         """Padding may hold anything; a policy finds nothing there."""
-        valid, reward_BT = trajectory.valid, _numbers(trajectory.reward)
+        valid = trajectory.valid
+        action_BT = trajectory.action if trajectory.told_action is None else trajectory.told_action
+        reward_BT = _numbers(trajectory.reward if trajectory.told_reward is None else trajectory.told_reward)
         return Batch(
             obs=blank(trajectory.obs, valid),
-            prev_action=blank(shift(trajectory.action, 1), valid),
+            prev_action=blank(shift(action_BT, 1), valid),
             prev_reward=blank(shift(reward_BT, self.reward_lag), valid) * self.reward_scale,
             target=trajectory.target,
             valid=valid,
@@ -290,7 +296,7 @@ class History:
         return Step(obs=obs, first=self.starts[min(t, 1)], allowed=allowed, **told)
 
     def add(self, action: Tensor, reward_B: Tensor) -> None:
-        """What was done now, and what it earned."""
+        """What was done now, and what it earned, as policies are told."""
         scale = self.clock.reward_scale
         self.actions.append(action)
         self.rewards.append(reward_B if scale == 1 else reward_B * scale)
@@ -342,7 +348,11 @@ class Agent(Protocol[State]):
 
 
 class Simulator(Protocol[World]):
-    """B worlds at once on one device, driven by randomness that is handed in."""
+    """B worlds at once on one device, driven by randomness that is handed in.
+
+    A simulator may also say `told(world)`: of the step that led to this world, the action and the reward that a
+    policy is told of, (B, ...) and (B,), where these are not what happened.
+    """
 
     spec: Spec
 

@@ -117,6 +117,31 @@ def test_a_captured_rollout_equals_the_eager_one(sampled: bool) -> None:
         assert_same(played, eager(policy, simulator, player.noise(ids.to(CUDA), SEED)))
 
 
+@pytest.mark.parametrize(
+    "channel",
+    [
+        {"feedback__reward": "shuffled", "feedback__noise": 0.5, "feedback__delay": 2},
+        {"feedback__reward": "null", "feedback__action": "null"},
+        {"feedback__reward": "inverted"},
+    ],
+)
+def test_a_corrupted_channel_is_captured_and_fused_like_the_true_one(channel: dict[str, Any]) -> None:
+    """float32, so that policy and room take their fused steps; the slow twin plays the same noise on the CPU."""
+    told = config(**channel, train__precision="fp32")
+    domain = told.build_domain()
+    policy, slow = (build_policy(told, domain, device) for device in (CUDA, CPU))
+    player = Player(policy, domain.simulator("train", CUDA), device=CUDA, sampled=True)
+    assert player.path == "cuda graph, fused step"
+    for ids in (IDS, IDS + 1000):
+        played = player.play(ids, SEED)
+        assert player.captured is not None
+        noise = {name: value.cpu() for name, value in player.noise(ids.to(CUDA), SEED).items()}
+        expected = eager(slow, domain.simulator("train", CPU), noise)
+        assert_same(played, expected)
+        torch.testing.assert_close(played.told_action, expected.told_action, check_device=False)
+        torch.testing.assert_close(played.told_reward, expected.told_reward, check_device=False)
+
+
 def test_a_captured_rollout_follows_the_weights() -> None:
     domain = config().build_domain()
     policy, simulator = build_policy(config(), domain, CUDA), domain.simulator("train", CUDA)

@@ -130,7 +130,8 @@ class UAT(TransformerPolicy):
         return kernels.fused_step(self.backbone, self.utility, self.head, step, state.cache, state.ubar_BU, gumbel_BA)
 
     def trace(self, batch: Batch) -> Trace:
-        return self.backbone.trace(batch.obs, self.utility(batch.prev_action, batch.prev_reward))
+        gates = self.utility(batch.prev_action, batch.prev_reward)
+        return self.backbone.trace(batch.obs, gates, start_B=batch.start)
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """The utility encoder E and W_ρ learn at their own rate; all else, W_a included, at the base rate."""

@@ -54,4 +54,4 @@ class Vanilla(TransformerPolicy):
         return super().decide(state, step, gumbel_BA)
 
     def trace(self, batch: Batch) -> Trace:
-        return self.backbone.trace(batch.obs)
+        return self.backbone.trace(batch.obs, start_B=batch.start)

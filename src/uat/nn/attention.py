@@ -141,6 +141,15 @@ class Attention(nn.Module):
         q_3BHTE, k_3BHTE = (self._split(torch.stack(parts)).transpose(-2, -3) for parts in (q, k))
         return q_3BHTE[:, None] @ k_3BHTE[None].mT / q_3BHTE.shape[-1] ** 0.5
 
+    def logit_split(self, x_BTD: Tensor, rho_BTD: Tensor | None, g_BTD: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What observations and what feedback contribute to the logits: two (B, H, T, T) whose sum they are."""
+        if rho_BTD is None or g_BTD is None:
+            q, k, _ = (self._split(y).transpose(-2, -3) for y in self.project(x_BTD))
+            base_BHTT = q @ k.mT / q.shape[-1] ** 0.5
+            return base_BHTT, torch.zeros_like(base_BHTT)
+        terms = self.logit_terms(x_BTD, rho_BTD, g_BTD).flatten(0, 1)
+        return terms[0], terms[1:].sum(0)
+
     def weights(self, x_BTD: Tensor, rho_BTD: Tensor | None, g_BTD: Tensor | None) -> Tensor:
         """The attention itself, for looking at: (B, H, T, T)."""
         q, k, _ = (self._split(y).transpose(-2, -3) for y in self.project(x_BTD, rho_BTD, g_BTD))

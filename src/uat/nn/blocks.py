@@ -65,6 +65,8 @@ class Trace:
 
     attention_LBHTT: Tensor
     gates: Gates | None
+    input_LBTD: Tensor | None = None
+    """What each layer's attention projects; None where attention is of another kind."""
 
 
 class FeedForward(nn.Sequential):
@@ -127,9 +129,9 @@ class Transformer(nn.Module):
         cache.restart(first_B)
         return self.attend_step(self.place(self.encoder(obs_B), cache.length_B), cache, gates)
 
-    def trace(self, obs_BT: Tensor, gates: Gates | None = None) -> Trace:
+    def trace(self, obs_BT: Tensor, gates: Gates | None = None, start_B: Tensor | None = None) -> Trace:
         """The forward pass again, for looking at."""
-        return self.trace_tokens(self.embed(obs_BT), gates)
+        return self.trace_tokens(self.embed(obs_BT, start_B), gates)
 
     # ------------------------------------------------------------ tokens
 
@@ -186,11 +188,21 @@ class Transformer(nn.Module):
         return self.last_norm(x_BD)
 
     def trace_tokens(self, x_BTD: Tensor, gates: Gates | None = None) -> Trace:
-        maps = []
+        inputs, maps = [], []
         for block, rho_BTD, g_BTD in self._layers(gates):
-            maps.append(block.attention.weights(block.attention_norm(x_BTD), rho_BTD, g_BTD))
+            inputs.append(block.attention_norm(x_BTD))
+            maps.append(block.attention.weights(inputs[-1], rho_BTD, g_BTD))
             x_BTD = block(x_BTD, rho_BTD, g_BTD)
-        return Trace(attention_LBHTT=torch.stack(maps), gates=gates)
+        return Trace(attention_LBHTT=torch.stack(maps), gates=gates, input_LBTD=torch.stack(inputs))
+
+    def split_logits(self, seen: Trace) -> tuple[Tensor, Tensor]:
+        """What observations and what feedback contribute to the logits of a trace: two (L, B, H, T, T)."""
+        assert seen.input_LBTD is not None
+        parts = [
+            block.attention.logit_split(x_BTD, rho_BTD, g_BTD)
+            for (block, rho_BTD, g_BTD), x_BTD in zip(self._layers(seen.gates), seen.input_LBTD, strict=True)
+        ]
+        return torch.stack([base for base, _ in parts]), torch.stack([modulation for _, modulation in parts])
 
     def init_cache(
         self, streams: int, capacity: int, *, tokens_per_step: int = 1, utility: UtilityGates | None = None

@@ -85,6 +85,7 @@ def _trained(config: RunConfig) -> dict[str, Any]:
         "seed": config.seed,
         "domain": config.domain,
         "train": config.train,
+        "feedback": config.feedback,
         "settings": learner.config,
     }
 

@@ -1,6 +1,6 @@
 """How fast decisions follow a change of regime: accuracy around the moment of the shift.
 
-Axes: B episodes, T time, N offsets from the shift (0 = the first step of the new regime).
+Axes: B episodes, T time, X shifts, N offsets from the shift (0 = the first step of the new regime).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from uat.domains.sepsis.domain import since_shift
 from uat.types import Trajectory
@@ -31,40 +32,53 @@ class Kinetics:
     """How many shifts have a real step at this offset, in the segment before or after them."""
     before: float
     """Mean of the accuracies at -10 .. -1."""
+    before_sem: float
+    """Its standard error: over shifts, each with the mean of its own steps."""
     after: float
     """Mean of the accuracies at +1 .. +15."""
+    after_sem: float
     steps_to_recover: int | None
     """First offset from 0 on whose accuracy is at least nine tenths of `before`; None if there is none."""
 
 
 def kinetics(trajectories: Iterable[Trajectory]) -> Kinetics:
     """Over every shift of these episodes. An offset counts only within the two segments that meet at the shift."""
-    right_N = torch.zeros(BEFORE + AFTER + 1, dtype=torch.float64)
-    count_N = torch.zeros_like(right_N)
-    for one in trajectories:
-        regime_BT, valid_BT = one.facts["regime"], one.valid
-        right_BT = (one.action == one.target) & valid_BT
-        since_BT = since_shift(regime_BT)
-        until_BT = -1 - since_shift(regime_BT.flip(1)).flip(1)  # -1 on the last step of a segment
-        t_T = torch.arange(regime_BT.shape[1], device=regime_BT.device)
-        follows_BT = t_T > since_BT  # not in the episode's first segment
-        precedes_BT = (t_T - until_BT) < len(t_T)  # not in its last
-        precedes_BT &= valid_BT.gather(1, (t_T - until_BT).clamp_max(len(t_T) - 1))  # and the patient saw the shift
-        for n, offset in enumerate(range(-BEFORE, AFTER + 1)):
-            here_BT = (until_BT == offset) & precedes_BT if offset < 0 else (since_BT == offset) & follows_BT
-            here_BT = here_BT & valid_BT
-            right_N[n] += (right_BT & here_BT).sum().cpu()
-            count_N[n] += here_BT.sum().cpu()
-    mean_N = right_N / count_N
-    sem_N = (mean_N * (1 - mean_N) / (count_N - 1)).sqrt()  # of a mean of zeros and ones
+    right_XN = torch.cat([around_shifts(one) for one in trajectories])
+    mean_N, count_N = right_XN.nanmean(0), (~right_XN.isnan()).sum(0)
     before, after = mean_N[:BEFORE].nanmean().item(), mean_N[BEFORE + 1 :].nanmean().item()
     back = [n for n, value in enumerate(mean_N[BEFORE:].tolist()) if value >= RECOVERED * before]
     return Kinetics(
         offset=tuple(range(-BEFORE, AFTER + 1)),
         accuracy=tuple(mean_N.tolist()),
-        sem=tuple(x if math.isfinite(x) else math.nan for x in sem_N.tolist()),
-        shifts=tuple(int(x) for x in count_N.tolist()),
+        sem=tuple(_sem(column_X) for column_X in right_XN.T),
+        shifts=tuple(count_N.tolist()),
         before=before,
+        before_sem=_sem(right_XN[:, :BEFORE].nanmean(1)),
         after=after,
+        after_sem=_sem(right_XN[:, BEFORE + 1 :].nanmean(1)),
         steps_to_recover=back[0] if back else None,
     )
+
+
+def around_shifts(one: Trajectory) -> Tensor:
+    """(X, N) whether the decision was right at each offset from each shift that a patient saw; NaN where the offset
+    lies outside the two segments, or the patient no longer does."""
+    regime_BT, valid_BT = one.facts["regime"], one.valid
+    right_BT = (one.action == one.target).double()
+    since_BT = since_shift(regime_BT)
+    until_BT = -1 - since_shift(regime_BT.flip(1)).flip(1)  # -1 on the last step of a segment
+    t_T = torch.arange(regime_BT.shape[1], device=regime_BT.device)
+    row_X, shift_X = ((since_BT == 0) & (t_T > 0) & valid_BT).nonzero(as_tuple=True)
+    offset_N = torch.arange(-BEFORE, AFTER + 1, device=regime_BT.device)
+    at_XN = shift_X[:, None] + offset_N
+    inside_XN = (at_XN >= 0) & (at_XN < len(t_T))
+    row_XN, at_XN = row_X[:, None].expand_as(at_XN), at_XN.clamp(0, len(t_T) - 1)
+    place_XN = torch.where(offset_N < 0, until_BT[row_XN, at_XN], since_BT[row_XN, at_XN])
+    counts_XN = inside_XN & (place_XN == offset_N) & valid_BT[row_XN, at_XN]
+    return torch.where(counts_XN, right_BT[row_XN, at_XN], torch.nan).cpu()
+
+
+def _sem(x_X: Tensor) -> float:
+    """Standard error of the mean over what is defined; NaN for fewer than two."""
+    known = x_X[~x_X.isnan()]
+    return (known.std() / len(known) ** 0.5).item() if len(known) > 1 else math.nan

@@ -1,0 +1,38 @@
+"""What happens inside trained policies: attention under shifts, gates by regime, accuracy around shifts."""
+
+from uat.evaluation.mechanism.attention import (
+    AttentionStudy,
+    attention_maps,
+    attention_under_shifts,
+    centred,
+    logit_split,
+    post_shift_mass,
+    shifted_episodes,
+)
+from uat.evaluation.mechanism.gates import (
+    GateNorms,
+    MarketGates,
+    gate_norms,
+    gates_by_regime,
+    gates_of,
+    gates_of_markets,
+)
+from uat.evaluation.mechanism.kinetics import kinetics_of, kinetics_rows
+
+__all__ = [
+    "AttentionStudy",
+    "GateNorms",
+    "MarketGates",
+    "attention_maps",
+    "attention_under_shifts",
+    "centred",
+    "gate_norms",
+    "gates_by_regime",
+    "gates_of",
+    "gates_of_markets",
+    "kinetics_of",
+    "kinetics_rows",
+    "logit_split",
+    "post_shift_mass",
+    "shifted_episodes",
+]

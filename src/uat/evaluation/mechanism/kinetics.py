@@ -1,0 +1,48 @@
+"""Accuracy of trained policies around the shifts of sepsis (paper, figure "Adaptation kinetics")."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from uat.domains import split_seed
+from uat.domains.sepsis.kinetics import Kinetics, kinetics
+from uat.runs import Run, load_policy
+from uat.training.playing import Player
+from uat.training.surroundings import pick_device
+
+EPISODES = 64
+"""As many as in the paper."""
+
+
+def kinetics_of(run: Run, *, episodes: int = EPISODES, device: torch.device | str | None = None) -> Kinetics:
+    """Around every shift of the first test episodes, played greedily."""
+    domain, chosen = run.config.build_domain(), pick_device(device)
+    if domain.name != "sepsis":
+        raise ValueError(f"{run.path}: regimes shift inside episodes of sepsis, not of {domain.name}")
+    policy = load_policy(run.path).to(chosen)
+    player = Player(policy, domain.simulator("test", chosen), device=chosen, sampled=policy.sampled)
+    return kinetics([player.play(torch.arange(episodes), split_seed("test", 0))])
+
+
+def kinetics_rows(run: Run, found: Kinetics) -> list[dict[str, Any]]:
+    """One row per offset, then the means before and after a shift (offset None), each with its standard error."""
+    head = {"domain": run.config.domain_name, "method": run.config.method_name, "seed": run.config.seed}
+    at = zip(found.offset, found.accuracy, found.sem, found.shifts, strict=True)
+    rows: list[dict[str, Any]] = [
+        {**head, "quantity": "accuracy", "offset": offset, "value": value, "sem": sem, "n": n}
+        for offset, value, sem, n in at
+    ]
+    recovered = None if found.steps_to_recover is None else float(found.steps_to_recover)
+    means = {
+        "accuracy_before": (found.before, found.before_sem),
+        "accuracy_after": (found.after, found.after_sem),
+        "steps_to_recover": (recovered, None),
+    }
+    shifts = max(found.shifts)
+    rows += [
+        {**head, "quantity": name, "offset": None, "value": value, "sem": sem, "n": shifts}
+        for name, (value, sem) in means.items()
+    ]
+    return rows

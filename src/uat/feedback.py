@@ -1,0 +1,215 @@
+"""Corruption of the feedback channel: what a policy is told of its actions and rewards, as far as it is not true.
+
+The world goes on as it was: observations, targets, earned rewards and metrics are those of the clean channel, bit for
+bit. Only what the clock tells a policy changes. What is told in place of r_s, the reward that step s earned, is
+
+  true       r_s                    shuffled   r_j, with j drawn uniformly from 0 .. s
+  null       0                      inverted   -r_s
+
+plus `noise` times a standard normal number, and it comes `delay` steps later than it would. A null action is "none".
+Draws depend on (seed, episode, step) alone, so they are the same for every policy and in every batch.
+
+Any simulator:    corrupt(simulator, noise=2.0)              a simulator like any other, captured as a CUDA graph too
+Any logs:         corrupt(trajectory, reward="shuffled")     with the episodes' ids and a seed
+Any training:     RunConfig.feedback, on the command line --feedback.reward null
+
+Axes: B episodes, T time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+
+from uat.acting import told
+from uat.noise import uniform
+from uat.types import NO_ACTION, Noise, Simulator, Spec, Trajectory, check_choices, shift
+
+PREFIX = "feedback."
+"""Names of the channel's own noise begin so."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeedbackConfig:
+    reward: Literal["true", "null", "shuffled", "inverted"] = "true"
+    """What is told in place of a reward: itself, zero, one of those earned so far in the episode, or its negative."""
+    noise: float = 0.0
+    """Deviation of the normal noise added to what is told, in units of the domain's own reward."""
+    action: Literal["true", "null"] = "true"
+    """What is told of an action: itself, or that there was none."""
+    delay: int = 0
+    """Steps by which rewards arrive later than the domain says."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        if not 0 <= self.noise < math.inf:
+            raise ValueError(f"feedback.noise={self.noise} must not be negative, and finite")
+        if self.delay < 0:
+            raise ValueError(f"feedback.delay={self.delay} must not be negative")
+
+    @property
+    def is_true(self) -> bool:
+        return self == FeedbackConfig()
+
+    @property
+    def setting(self) -> str:
+        """What differs from the truth, in a few words: "feedback.reward=null,feedback.action=null"."""
+        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        return ",".join(f"{PREFIX}{name}={value}" for name, value in changed.items())
+
+    def draw(self, episode_ids: Tensor, seed: int, steps: int) -> Noise:
+        """The randomness of the channel in these episodes; empty where it has none."""
+        drawn: Noise = {}
+        if self.reward == "shuffled":
+            share_BT = uniform(seed, "feedback.pick", episode_ids, steps)
+            drawn[PREFIX + "pick"] = (share_BT * torch.arange(1, steps + 1, device=share_BT.device)).long()
+        if self.noise:
+            drawn[PREFIX + "normal"] = torch.special.ndtri(uniform(seed, "feedback.noise", episode_ids, steps)).float()
+        return drawn
+
+    def change(self, action: Tensor, reward: Tensor) -> tuple[Tensor, Tensor]:
+        """All that needs neither randomness nor the past."""
+        reward = reward if reward.is_floating_point() else reward.float()
+        if self.action == "null":
+            action = torch.full_like(action, 0 if action.is_floating_point() else NO_ACTION)
+        if self.reward == "null":
+            reward = torch.zeros_like(reward)
+        elif self.reward == "inverted":
+            reward = -reward
+        return action, reward
+
+
+TRUE = FeedbackConfig()
+
+
+# ---------------------------------------------------------------- simulators
+
+
+@dataclass(frozen=True, slots=True)
+class CorruptedWorld:
+    inner: Any
+    noise: Noise
+    earned: tuple[Tensor, ...] = ()
+    """What every step so far has earned; kept where draws need it."""
+    sent: tuple[Tensor, ...] = ()
+    """What has been put into the channel so far."""
+    action: Tensor | None = None
+    """What is told of the latest action."""
+
+    @property
+    def t(self) -> int:
+        return len(self.sent)
+
+
+class CorruptedSimulator:
+    """A simulator whose policies are told something else than what happens."""
+
+    def __init__(self, simulator: Simulator[Any], config: FeedbackConfig) -> None:
+        if isinstance(simulator, CorruptedSimulator):
+            raise ValueError("this simulator's feedback is corrupted already: give all settings at once")
+        self.simulator, self.config = simulator, config
+        self.spec: Spec = simulator.spec
+
+    def noise(self, episode_ids: Tensor, seed: int) -> Noise:
+        found = self.simulator.noise(episode_ids, seed)
+        device = next(iter(found.values())).device if found else episode_ids.device
+        return {**found, **self.config.draw(episode_ids.to(device), seed, self.spec.horizon)}
+
+    def reset(self, noise: Noise) -> tuple[CorruptedWorld, Tensor]:
+        own = {name: value for name, value in noise.items() if name.startswith(PREFIX)}
+        inner, obs = self.simulator.reset({name: value for name, value in noise.items() if name not in own})
+        return CorruptedWorld(inner, own), obs
+
+    def expert(self, world: CorruptedWorld) -> Tensor:
+        return self.simulator.expert(world.inner)
+
+    def allowed(self, world: CorruptedWorld) -> Tensor | None:
+        return self.simulator.allowed(world.inner)
+
+    def facts(self, world: CorruptedWorld) -> dict[str, Tensor]:
+        return self.simulator.facts(world.inner)
+
+    def step(self, world: CorruptedWorld, action: Tensor) -> tuple[CorruptedWorld, Tensor, Tensor, Tensor]:
+        inner, obs, reward_B, done_B = self.simulator.step(world.inner, action)
+        told_action, sent_B = self.config.change(*told(self.simulator, inner, action, reward_B))
+        earned = world.earned
+        if (pick_BT := world.noise.get(PREFIX + "pick")) is not None:
+            earned = (*earned, sent_B)
+            sent_B = torch.stack(earned, dim=1).gather(1, pick_BT[:, world.t, None])[:, 0]
+        if (normal_BT := world.noise.get(PREFIX + "normal")) is not None:
+            sent_B = sent_B + self.config.noise * normal_BT[:, world.t]
+        after = replace(world, inner=inner, earned=earned, sent=(*world.sent, sent_B), action=told_action)
+        return after, obs, reward_B, done_B
+
+    def told(self, world: CorruptedWorld) -> tuple[Tensor, Tensor]:
+        """What is told of the step just made: its action, and the reward that arrives in its place."""
+        assert world.action is not None, "nothing has been done yet"
+        arrived = world.t - 1 - self.config.delay
+        return world.action, world.sent[arrived] if arrived >= 0 else torch.zeros_like(world.sent[0])
+
+
+# ---------------------------------------------------------------- logs, domains, and the one line
+
+
+def corrupted_logs(trajectory: Trajectory, config: FeedbackConfig, episode_ids: Tensor, seed: int) -> Trajectory:
+    """The same episodes, of which a policy is told something else: what the simulator's channel tells, all at once."""
+    action = trajectory.action if trajectory.told_action is None else trajectory.told_action
+    reward_BT = trajectory.reward if trajectory.told_reward is None else trajectory.told_reward
+    action, sent_BT = config.change(action, reward_BT)
+    noise = config.draw(episode_ids.to(sent_BT.device), seed, sent_BT.shape[1])
+    if (pick_BT := noise.get(PREFIX + "pick")) is not None:
+        sent_BT = sent_BT.gather(1, pick_BT)
+    if (normal_BT := noise.get(PREFIX + "normal")) is not None:
+        sent_BT = sent_BT + config.noise * normal_BT
+    return replace(trajectory, told_action=action, told_reward=shift(sent_BT, config.delay))
+
+
+@overload
+def corrupt(what: Trajectory, config: FeedbackConfig = ..., /, **settings: Any) -> Trajectory: ...
+@overload
+def corrupt(what: Simulator[Any], config: FeedbackConfig = ..., /, **settings: Any) -> CorruptedSimulator: ...
+def corrupt(
+    what: Simulator[Any] | Trajectory,
+    config: FeedbackConfig = TRUE,
+    /,
+    *,
+    episode_ids: Tensor | None = None,
+    seed: int = 0,
+    **settings: Any,
+) -> CorruptedSimulator | Trajectory:
+    """A simulator, or logged episodes, of which policies are told something else: `corrupt(simulator, noise=2.0)`.
+
+    Settings are those of FeedbackConfig, and change the config where one is given. Logs take the ids of their
+    episodes (unset: 0, 1, ...) and a seed; a simulator is handed both with each rollout.
+    """
+    known = {f.name for f in fields(FeedbackConfig)}
+    if unknown := sorted(settings.keys() - known):
+        raise ValueError(f"unknown feedback setting {unknown[0]!r}; known: {', '.join(sorted(known))}")
+    config = replace(config, **settings)
+    if not isinstance(what, Trajectory):
+        return CorruptedSimulator(what, config)
+    ids_B = torch.arange(len(what.valid)) if episode_ids is None else episode_ids
+    return corrupted_logs(what, config, ids_B, seed)
+
+
+class CorruptedDomain:
+    """A domain whose policies are told something else; metrics, references and all other facts are the domain's own.
+
+    Its references are agents for the true channel: a Bayes filter that meets evidence which cannot be knows nothing.
+    """
+
+    def __init__(self, domain: Any, config: FeedbackConfig) -> None:
+        self.clean, self.feedback = domain, config
+        self.setting = ",".join([*([] if domain.setting == "default" else [domain.setting]), config.setting])
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "clean":  # asked for before there is one, by who copies or unpickles
+            raise AttributeError(name)
+        return getattr(self.clean, name)
+
+    def simulator(self, split: Any, device: torch.device | str) -> CorruptedSimulator:
+        return CorruptedSimulator(self.clean.simulator(split, device), self.feedback)

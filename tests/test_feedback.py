@@ -1,0 +1,228 @@
+"""Corruption of the feedback channel: each law on a known stream, and nothing but what is told may change."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import uat
+from tests.builders import SPECS, build_random, random_trajectory, with_other_feedback
+from uat.acting import Behaviour, rollout
+from uat.config import override, run_config_from_json, to_json
+from uat.domains.darkroom.world import DarkRoomConfig, DarkRoomSimulator
+from uat.feedback import CorruptedSimulator, FeedbackConfig, corrupt
+from uat.noise import gumbel
+from uat.recipes import recipe
+from uat.types import NO_ACTION, Discrete, Noise, Spec, Trajectory, Vector
+
+STEPS, WORLDS = 6, 500
+SETTINGS: dict[str, dict[str, Any]] = {
+    "noise": {"noise": 0.5},
+    "null": {"reward": "null"},
+    "null both": {"reward": "null", "action": "null"},
+    "shuffled": {"reward": "shuffled"},
+    "inverted": {"reward": "inverted"},
+    "delay": {"delay": 2},
+    "all": {"reward": "shuffled", "noise": 1.0, "delay": 1, "action": "null"},
+}
+every_setting = pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+
+
+class Counting:
+    """Step t earns t + 1, whatever is done: every reward says when it was earned."""
+
+    spec = Spec(obs=Vector(1), action=Discrete(2), horizon=STEPS)
+
+    def noise(self, episode_ids: Tensor, seed: int) -> Noise:
+        return {"id": episode_ids}
+
+    def reset(self, noise: Noise) -> tuple[tuple[Tensor, int], Tensor]:
+        assert set(noise) == {"id"}, "a simulator is handed its own noise alone"
+        return (noise["id"], 0), noise["id"][:, None].float()
+
+    def expert(self, world: tuple[Tensor, int]) -> Tensor:
+        return (world[0] + world[1]) % 2
+
+    def allowed(self, world: tuple[Tensor, int]) -> None:
+        return None
+
+    def step(self, world: tuple[Tensor, int], action: Tensor) -> tuple[tuple[Tensor, int], Tensor, Tensor, Tensor]:
+        ids_B, t = world[0], world[1] + 1
+        return (
+            (ids_B, t),
+            ids_B[:, None].float(),
+            torch.full_like(ids_B, t).float(),
+            torch.full_like(ids_B, t == STEPS).bool(),
+        )
+
+    def facts(self, world: tuple[Tensor, int]) -> dict[str, Tensor]:
+        return {}
+
+
+def told_rewards(worlds: int = WORLDS, seed: int = 0, **settings: Any) -> Tensor:
+    """(B, T) what the expert's policy is told of a stream 1, 2, 3, ..."""
+    simulator = corrupt(Counting(), **settings)
+    told = rollout(None, simulator, simulator.noise(torch.arange(worlds), seed)).told_reward
+    assert told is not None
+    return told
+
+
+# ---------------------------------------------------------------- laws
+
+
+def test_null_inverted_and_late_rewards_on_a_known_stream() -> None:
+    one_to_six = torch.arange(1.0, STEPS + 1)
+    assert (told_rewards(reward="null") == 0).all()
+    assert (told_rewards(reward="inverted") == -one_to_six).all()
+    assert (told_rewards(delay=2) == torch.tensor([0.0, 0, 1, 2, 3, 4])).all()
+    assert (told_rewards(delay=STEPS + 1) == 0).all()
+    assert (told_rewards(reward="inverted", delay=4) == torch.tensor([0.0, 0, 0, 0, -1, -2])).all()
+
+
+def test_noise_is_normal_with_its_deviation_and_independent_from_step_to_step() -> None:
+    error = told_rewards(worlds=20_000, noise=0.5) - torch.arange(1.0, STEPS + 1)
+    assert error.mean().abs() < 0.005
+    assert (error.std(0) - 0.5).abs().max() < 0.01
+    assert ((error.abs() < 0.5).float().mean() - 0.6827).abs() < 0.005  # a normal law, not any law
+    assert (torch.corrcoef(error.T) - torch.eye(STEPS)).abs().max() < 0.03
+
+
+def test_shuffled_rewards_are_uniform_over_those_earned_so_far() -> None:
+    told_BT = told_rewards(worlds=20_000, reward="shuffled")
+    for t in range(STEPS):
+        counts = torch.bincount(told_BT[:, t].long(), minlength=STEPS + 1)
+        assert counts[1 : t + 2].sum() == len(told_BT), f"step {t} is told of what was not yet earned"
+        expected = len(told_BT) / (t + 1)
+        assert (counts[1 : t + 2] - expected).abs().max() < 5 * expected**0.5
+    late = (told_BT - told_BT.mean(0))[:, 3:]
+    assert (torch.corrcoef(late.T) - torch.eye(3)).abs().max() < 0.03, "draws of two steps hang together"
+
+
+@every_setting
+def test_draws_depend_on_seed_episode_and_step_alone(settings: dict[str, Any]) -> None:
+    whole = told_rewards(**settings)
+    assert torch.equal(whole[:7], told_rewards(worlds=7, **settings))
+    random = "noise" in settings or settings.get("reward") == "shuffled"
+    assert torch.equal(whole, told_rewards(seed=1, **settings)) != random
+
+
+@every_setting
+def test_logs_are_told_what_the_simulator_tells(settings: dict[str, Any]) -> None:
+    """The channel step by step, and its twin that corrupts whole logs."""
+    room = DarkRoomSimulator(DarkRoomConfig(horizon=9, num_worlds=4), "cpu")
+    ids, seed = torch.arange(3, 11), 5
+    corrupted = corrupt(room, **settings)
+    told = rollout(None, corrupted, corrupted.noise(ids, seed))
+    logged = corrupt(rollout(None, room, room.noise(ids, seed)), episode_ids=ids, seed=seed, **settings)
+    assert torch.equal(told.told_reward, logged.told_reward)  # pyright: ignore[reportArgumentType]
+    assert torch.equal(told.told_action, logged.told_action)  # pyright: ignore[reportArgumentType]
+
+
+# ---------------------------------------------------------------- nothing else changes
+
+
+def happened(trajectory: Trajectory) -> dict[str, Tensor]:
+    names = ("obs", "action", "reward", "done", "target", "valid")
+    return {name: getattr(trajectory, name) for name in names} | trajectory.facts
+
+
+@every_setting
+@pytest.mark.parametrize("domain", ["darkroom", "sepsis"])
+def test_nothing_but_the_told_feedback_changes(domain: str, settings: dict[str, Any]) -> None:
+    """Behaviour and a blind policy, sampled: the world, the targets and the metrics are the same bits."""
+    config = recipe(domain, "vanilla", "smoke")
+    clean = config.build_domain()
+    other = replace(config, feedback=FeedbackConfig(**settings)).build_domain()
+    assert clean.setting == "default"
+    assert other.setting == FeedbackConfig(**settings).setting
+    assert other.metrics == clean.metrics
+    spec, ids = clean.spec, torch.arange(4)
+    policy = build_random("vanilla", spec, dtype=torch.float32)
+    gumbel_BTA = gumbel(0, "test", ids, spec.horizon * spec.action.count).view(4, spec.horizon, -1).float()
+    for agent in (policy, Behaviour()):
+        played = []
+        for simulator in (clean.simulator("test", "cpu"), other.simulator("test", "cpu")):
+            played.append(rollout(agent, simulator, simulator.noise(ids, 0), gumbel_BTA))
+        for name, value in happened(played[0]).items():
+            assert torch.equal(value, happened(played[1])[name]), name
+        assert played[0].told_reward is None
+        for name, value in clean.measure(played[0]).items():
+            assert torch.equal(value.nan_to_num(), other.measure(played[1])[name].nan_to_num()), name
+
+
+@every_setting
+def test_the_policy_is_told_in_acting_what_it_is_told_in_training(settings: dict[str, Any]) -> None:
+    """Streaming under corruption equals the parallel pass over the trajectory's batch."""
+    simulator = corrupt(DarkRoomSimulator(DarkRoomConfig(horizon=7, num_worlds=8), "cpu"), **settings)
+    policy = build_random("uat", simulator.spec, dtype=torch.float32)
+    played = rollout(policy, simulator, simulator.noise(torch.arange(16), 0))
+    assert torch.equal(policy.logits(simulator.spec.clock.batch(played)).argmax(-1), played.action)
+
+
+def test_null_action_and_reward_make_uat_vanilla() -> None:
+    """No feedback at all: all gates are exactly zero."""
+    for spec in (SPECS["vector-discrete"], SPECS["assets-weights"]):
+        batch = spec.clock.batch(corrupt(random_trajectory(spec), reward="null", action="null"))
+        assert (batch.prev_reward == 0).all()
+        assert (batch.prev_action == (NO_ACTION if isinstance(spec.action, Discrete) else 0)).all()
+        gates = build_random("uat", spec).gates(batch.prev_action, batch.prev_reward)  # pyright: ignore[reportAttributeAccessIssue]
+        assert gates.rho.abs().max() == 0
+        other = spec.clock.batch(corrupt(with_other_feedback(random_trajectory(spec)), reward="null", action="null"))
+        policy = build_random("uat", spec)
+        assert torch.equal(policy.logits(batch), policy.logits(other))
+
+
+# ---------------------------------------------------------------- a setting of a run
+
+
+def test_runs_under_the_truth_keep_their_names_and_others_have_their_own() -> None:
+    config = recipe("darkroom", "uat", "smoke")
+    names = {config.identity()}
+    for settings in SETTINGS.values():
+        other = override(config, {f"feedback.{name}": value for name, value in settings.items()})
+        assert run_config_from_json(to_json(other)) == other
+        names.add(other.identity())
+    assert len(names) == 1 + len(SETTINGS)
+    old = {name: value for name, value in to_json(config).items() if name != "feedback"}
+    assert run_config_from_json(old).identity() == config.identity() == "776c86d1a5542758"
+
+
+def test_a_run_is_trained_and_scored_under_its_channel(tmp_path: Path) -> None:
+    """The row says the channel, and references are told the truth."""
+    null = {"feedback.reward": "null", "feedback.action": "null", "train.epochs": 2}
+    run = uat.train(override(recipe("darkroom", "vanilla", "smoke"), null), tmp_path / "null", device="cpu")
+    found = uat.evaluate(run, device="cpu")
+    assert {score.setting for score in found.scores} == {"feedback.reward=null,feedback.action=null"}
+    assert found.episodes["ceiling"]["accuracy"].mean() > 0.85, "the filter was told nonsense"
+    with pytest.raises(ValueError, match="feedback"):
+        uat.train(override(recipe("darkroom", "tent", "smoke"), {"train.epochs": 2}), tmp_path / "t", source=run)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"noise": -1.0}, "feedback.noise=-1.0"),
+        ({"delay": -1}, "feedback.delay=-1"),
+        ({"reward": "upside-down"}, "reward='upside-down'"),
+        ({"sigma": 1.0}, "sigma"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        corrupt(Counting(), **settings)
+
+
+def test_a_corrupted_channel_is_not_corrupted_again_and_a_domain_can_be_sent() -> None:
+    simulator = corrupt(Counting(), noise=1.0)
+    with pytest.raises(ValueError, match="already"):
+        corrupt(simulator, reward="null")
+    domain = override(recipe("darkroom", "uat", "smoke"), {"feedback.noise": 1.0}).build_domain()
+    copy = pickle.loads(pickle.dumps(domain))
+    assert copy.setting == domain.setting
+    assert isinstance(copy.simulator("test", "cpu"), CorruptedSimulator)
