@@ -17,7 +17,7 @@ from uat.domains import DOMAINS
 from uat.methods import METHODS
 from uat.report.rows import Number, Rows
 from uat.report.sections import LABELS, headline_metrics, metrics_of, sweep_points, there
-from uat.report.traces import cells_with, kinetics_of
+from uat.report.traces import kinetics_of
 from uat.studies.cells import Filter, Sweep
 from uat.studies.grids import DELAYS, REWARDS, STUDIES, TIMED, WRONG
 
@@ -125,46 +125,39 @@ def _levels(rows: Rows, domain: str, labels: Sequence[str]) -> list[tuple[str, d
 
 
 def draw_attention(rows: Rows) -> Any:
-    """Four maps: Vanilla, UAT, UAT's base and modulation, and the difference of logits."""
-    found = {method: [seen for _, seen in cells] for method, cells in cells_with(rows, "attention").items()}
-    if not {TWIN, BEST} <= found.keys():
+    """Four maps of the last layer: Vanilla, UAT, UAT's base and modulation, and the difference of logits."""
+    seen = rows.trace("attention")
+    if seen is None:
         raise MissingError("uat reproduce mechanism --domains darkroom")
-
-    def mean(method: str, name: str) -> np.ndarray:
-        return np.mean([seen.arrays[name].float().numpy() for seen in found[method]], axis=0)
-
-    shifts = found[BEST][0].numbers["shift_steps"]
+    maps = {name: x[-1].double().numpy() for name, x in seen.arrays.items() if name != "shifts"}
+    lower = ~np.isnan(maps["told"])
     figure = new_figure(8.2, 7.2)
     axes = figure.subplots(2, 2).ravel()
-    attention = {method: mean(method, "attention") for method in (TWIN, BEST)}
-    top = float(np.quantile(np.concatenate([a[np.tril_indices_from(a)] for a in attention.values()]), 0.995))
-    lower = ~np.triu(np.ones_like(attention[BEST], dtype=bool), 1)
-    for axis, method in zip(axes[:2], (TWIN, BEST), strict=True):
-        shown = axis.imshow(np.where(lower, attention[method], np.nan), cmap="cividis", vmin=0, vmax=top)
+    top = float(np.nanquantile(np.stack([maps["blind"], maps["told"]]), 0.995))
+    for axis, name in zip(axes[:2], ("blind", "told"), strict=True):
+        shown = axis.imshow(maps[name], cmap="cividis", vmin=0, vmax=top)
         figure.colorbar(shown, ax=axis, shrink=0.8, label="attention")
-    base, modulation = mean(BEST, "base"), np.abs(mean(BEST, "modulation"))
-    split = np.where(lower, _unit(base, lower), _unit(modulation, lower).T)
+    split = np.where(lower, _unit(maps["base"], lower), _unit(maps["modulation_size"], lower).T)
     shown = axes[2].imshow(split, cmap="cividis", vmin=0, vmax=1)
     figure.colorbar(shown, ax=axes[2], shrink=0.8, label="share of the largest")
-    difference = np.where(lower, mean(BEST, "logits") - mean(TWIN, "logits"), np.nan)
-    most = float(np.nanquantile(np.abs(difference), 0.995))
-    shown = axes[3].imshow(difference, cmap="PuOr_r", vmin=-most, vmax=most)
+    most = float(np.nanquantile(np.abs(maps["difference"]), 0.995))
+    shown = axes[3].imshow(maps["difference"], cmap="PuOr_r", vmin=-most, vmax=most)
     figure.colorbar(shown, ax=axes[3], shrink=0.8, label="logit, UAT − Vanilla")
     for axis in axes:
         axis.grid(visible=False)
         axis.set_xlabel("attended step")
         axis.set_ylabel("deciding step")
-        for shift in shifts:
+        for shift in seen.arrays["shifts"].tolist():
             axis.axhline(shift - 0.5, color="#D55E00", linewidth=0.8, linestyle="--")
             axis.axvline(shift - 0.5, color="#D55E00", linewidth=0.8, linestyle="--")
-    _letter(axes, ["Vanilla", "UAT", "UAT: base below, modulation above", "difference of logits"])
+    axes[2].set_xlabel("attended step (above the diagonal: deciding)")
+    _letter(axes, ["Vanilla", "UAT", "UAT: base below, size of modulation above", "difference of logits"])
     return figure
 
 
 def _unit(x_TT: np.ndarray, lower_TT: np.ndarray) -> np.ndarray:
     """From 0 for the smallest to 1 for (nearly) the largest."""
-    inside = x_TT[lower_TT]
-    low, high = np.quantile(inside, [0.005, 0.995])
+    low, high = np.nanquantile(x_TT[lower_TT], [0.005, 0.995])
     return np.clip((x_TT - low) / max(high - low, 1e-12), 0, 1)
 
 
@@ -198,11 +191,43 @@ def draw_kinetics(rows: Rows) -> Any:
 
 
 def draw_gate(rows: Rows) -> Any:
-    """What the regime gate tells of a market."""
-    found = {method: [seen for _, seen in cells] for method, cells in cells_with(rows, "gate").items()}
-    if BEST not in found:
-        raise MissingError("uat reproduce mechanism --domains markets")
-    raise MissingError("uat reproduce mechanism --domains markets")
+    """What the regime gate tells of a market: over time, by regime, by volatility, and over the calmest quartile."""
+    seen = rows.trace("gate")
+    if seen is None:
+        raise MissingError("uat reproduce mechanism --domains markets --data hsi=FILE")
+    markets = seen.rows[0]["markets"]
+    figure = new_figure(9.2, 6.2)
+    axes = figure.subplots(2, 2).ravel()
+    first = seen.arrays["market"].numpy() == markets.index("hk" if "hk" in markets else markets[0])
+    day = seen.arrays["day"].numpy()[first].astype("datetime64[D]")
+    for i, (name, label) in enumerate((("rho", "UAT ‖ρ_T‖"), ("hidden", "Vanilla ‖h_T‖"))):
+        x = seen.arrays[name].numpy()[first]
+        axes[0].plot(day, x / max(np.mean(x), 1e-12), DASHES[i], color=COLOURS[i], linewidth=0.9, label=label)
+    axes[0].set_ylabel("share of its mean")
+    axes[0].legend(fontsize=8)
+    axes[0].tick_params(axis="x", rotation=25)
+    for axis, by, title in ((axes[1], "regime", "mean ‖ρ_t‖"), (axes[2], "volatility", "mean ‖ρ_t‖")):
+        names, values = _gate_groups(seen.rows, by, "value")
+        low, high = (_gate_groups(seen.rows, by, end)[1] for end in ("low", "high"))
+        around = np.abs(np.stack([values - low, high - values]))
+        axis.bar(names, values, yerr=np.nan_to_num(around), capsize=3, color=COLOURS[0], hatch="///", edgecolor="white")
+        axis.set_ylabel(title)
+        axis.margins(y=0.15)
+    names, values = _gate_groups(seen.rows, "regime", "over_calmest")
+    bars = axes[3].bar(names, 100 * values, color=COLOURS[1], hatch="...", edgecolor="white")
+    axes[3].bar_label(bars, fmt="%+.1f %%", fontsize=8)
+    axes[3].axhline(0, color="#555555", linewidth=0.8)
+    axes[3].set_ylabel("over the calmest quartile, %")
+    axes[3].margins(y=0.2)
+    _letter(axes, ["gate at the end of each window", "by regime", "by volatility", "increase by regime"])
+    return figure
+
+
+def _gate_groups(rows: Sequence[dict[str, Any]], by: str, name: str) -> tuple[list[str], np.ndarray]:
+    """Groups and their numbers, mean over seeds; groups without a window are left out."""
+    groups = list(dict.fromkeys(row["group"] for row in rows if row["by"] == by and row["n"] > 0))
+    values = [np.mean([r[name] for r in rows if (r["by"], r["group"]) == (by, group)]) for group in groups]
+    return groups, np.array(values, dtype=float)
 
 
 # ---------------------------------------------------------------- sensitivity, diagnostics, efficiency
@@ -382,13 +407,15 @@ DRAWINGS: tuple[Drawing, ...] = (
     Drawing(
         name="attention",
         title="Attention under shifts of the goal",
-        caption="One episode of 150 steps with two shifts (dashed), mean over heads, layers, episodes and seeds.",
+        caption="Episodes of 150 steps with two shifts (dashed), which no policy was trained on. Last layer, mean over "
+        "heads, episodes and seeds.",
         draw=draw_attention,
     ),
     Drawing(
         name="gate",
         title="Regime gate on the Hang Seng",
-        caption="The norm of the regime gate over time and by regime.",
+        caption="Norms of the regime gate over held-out windows; regimes are told afterwards by the paper's rules. "
+        "Error bars: 95 % intervals over blocks of days.",
         draw=draw_gate,
     ),
     Drawing(

@@ -16,10 +16,9 @@ from uat.domains import DOMAINS
 from uat.evaluation.scores import BLIND, CEILING, gap_closed, setting_of
 from uat.methods import METHODS
 from uat.recipes import recipe
-from uat.runs import read_tensors
-from uat.studies.cells import Cell
+from uat.studies.cells import DATA_FIELDS, Cell
 from uat.studies.files import Results, read
-from uat.studies.probes import Trace
+from uat.studies.probes import Trace, seen
 
 Row = Mapping[str, Any]
 Key = tuple[str, str, str, str, str]
@@ -53,9 +52,9 @@ class Rows:
     pairs: list[dict[str, Any]] = field(default_factory=list)
     timings: list[dict[str, Any]] = field(default_factory=list)
     published: list[dict[str, Any]] = field(default_factory=list)
-    traces: Path | None = None
-    source: str = ""
-    """The folder, as it was named."""
+    folder: Path | None = None
+    data: Mapping[str, str] = field(default_factory=dict)
+    """Domain -> which data its rows are of, where they are not the embedded ones."""
 
     @staticmethod
     def of(folder: Path, preset: str | None = None) -> Rows:
@@ -67,15 +66,16 @@ class Rows:
         if not scores:
             raise ValueError(f"{folder} holds no rows: `uat reproduce STUDY --out {folder}` makes some")
         found = preset or next((name for name in (folder.name, folder.parent.name) if name in PRESETS), "paper")
+        data = chosen_data(scores)
         return Rows(
             preset=found,
-            scores=scores,
-            intervals=results.read("intervals"),
-            pairs=results.read("pairs"),
+            scores=of_data(scores, data),
+            intervals=of_data(results.read("intervals"), data),
+            pairs=of_data(results.read("pairs"), data),
             timings=read(folder / "efficiency.jsonl"),
             published=published(),
-            traces=folder / "traces",
-            source=str(folder),
+            folder=folder,
+            data=data,
         )
 
     @cached_property
@@ -147,18 +147,42 @@ class Rows:
     def key(self, cell: Cell, metric: str) -> Key:
         return cell.config.domain_name, cell.task, setting_of(cell.config), cell.config.method_name, metric
 
-    def trace(self, cell: Cell, probe: str) -> Trace | None:
-        """What a probe saw in a cell's policy, if it looked."""
-        file = None if self.traces is None else self.traces / f"{cell.name}.{probe}.safetensors"
-        if file is None or not file.exists():
-            return None
-        arrays, meta = read_tensors(file)
-        return Trace(meta["numbers"], arrays)
+    def trace(self, probe: str) -> Trace | None:
+        """What a probe saw, if it looked."""
+        return None if self.folder is None else seen(self.folder, probe)
 
 
 @lru_cache(maxsize=64)
 def usual_setting(domain: str, preset: str) -> str:
     return recipe(domain, "uat", preset).build_domain().setting if domain in DOMAINS else "default"
+
+
+def split_data(setting: str) -> tuple[str, str]:
+    """Which data a setting names, and the rest of it: "data=hsi,cost=0.1" is ("hsi", "cost=0.1")."""
+    parts = setting.split(",")
+    named = [part for part in parts if part.split("=")[0] in DATA_FIELDS]
+    rest = ",".join(part for part in parts if part not in named)
+    return "".join(part.split("=", 1)[1] for part in named), rest or "default"
+
+
+def chosen_data(scores: Iterable[Row]) -> dict[str, str]:
+    """Domain -> the data that most of its rows are of; a user's own go before the embedded ones."""
+    count: dict[str, dict[str, int]] = {}
+    for row in scores:
+        own, name = count.setdefault(row["domain"], {}), split_data(row["setting"])[0]
+        own[name] = own.get(name, 0) + 1
+    chosen = {domain: max(own, key=lambda name: (name != "", own[name])) for domain, own in count.items()}
+    return {domain: name for domain, name in chosen.items() if name}
+
+
+def of_data(rows: Iterable[Row], data: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Rows of the chosen data, whose settings need not name them any more."""
+    found = []
+    for row in rows:
+        name, rest = split_data(row["setting"])
+        if name == data.get(row["domain"], ""):
+            found.append({**row, "setting": rest})
+    return found
 
 
 def published() -> list[dict[str, Any]]:

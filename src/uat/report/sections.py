@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 from uat.domains import DOMAINS
 from uat.evaluation.scores import CEILING, EXPERT, RANDOM, setting_of
@@ -324,6 +325,49 @@ def kinetics_table(rows: Rows) -> Table | None:
     head = ["method", "before [−10, −1]", "after [+1, +15]", "difference", "steps to 90 %", "seeds"]
     note = "Published: UAT 0.90 before a shift, and back within 5 steps."
     return Table(name="mechanism-kinetics", title="sepsis: accuracy around shifts", note=note, head=head, rows=body)
+
+
+def attention_table(rows: Rows) -> Table | None:
+    """How much of the attention after a shift goes to what came after it."""
+    seen = rows.trace("attention")
+    if seen is None:
+        return None
+    body: list[list[Entry | str]] = [
+        [f"{row['method']}, shift {row['shift']}", f"{row['value']:.3f}", _bounds(row), f"{row['even']:.3f}"]
+        for row in seen.rows
+    ]
+    return Table(
+        name="mechanism-attention",
+        title="darkroom: attention that steps after a shift pay to steps after it",
+        note="Mean over layers and heads. Even: what equal attention to all of the past would give.",
+        head=["policy and shift", "mass", "95 % interval", "even"],
+        rows=body,
+    )
+
+
+def gate_table(rows: Rows) -> Table | None:
+    """Norms of the regime gate by regime and volatility."""
+    seen = rows.trace("gate")
+    if seen is None:
+        return None
+    body: list[list[Entry | str]] = [
+        [
+            f"{row['group']} ({row['by']}), seed {row['seed']}",
+            f"{row['value']:.3f}",
+            _bounds(row),
+            f"{row['over_calmest']:+.1%}",
+            str(row["n"]),
+        ]
+        for row in seen.rows
+        if row["n"] > 0
+    ]
+    head = ["group", "mean norm", "95 % interval", "over the calmest quartile", "windows"]
+    title = f"markets ({', '.join(seen.rows[0]['markets'])}): the regime gate"
+    return Table(name="mechanism-gate", title=title, note="", head=head, rows=body)
+
+
+def _bounds(row: Mapping[str, Any]) -> str:
+    return f"[{row['low']:.3f}, {row['high']:.3f}]"
 
 
 def _slug(name: str) -> str:

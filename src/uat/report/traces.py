@@ -1,4 +1,4 @@
-"""What probes saw, over seeds: the numbers behind the figures on mechanism."""
+"""What probes saw, as figures and tables need it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from uat.report.rows import Rows
-from uat.studies.cells import SEEDS, Cell
-from uat.studies.grids import STUDIES
-from uat.studies.probes import Trace
+from uat.methods import METHODS
+from uat.report.rows import Rows, ordered
 
 RECOVERED = 0.9
 """Share of the accuracy before a shift that counts as recovered."""
@@ -34,28 +32,21 @@ class Around:
         return int(self.offset[later][0]) if later.any() else None
 
 
-def cells_with(rows: Rows, probe: str) -> dict[str, list[tuple[Cell, Trace]]]:
-    """Method -> its cells that a probe has looked at."""
-    found: dict[str, list[tuple[Cell, Trace]]] = {}
-    seeds = sorted({row["seed"] for row in rows.scores} | set(SEEDS[rows.preset]))
-    for cell in STUDIES["mechanism"].cells(rows.preset, seeds):
-        if probe in cell.probes and (seen := rows.trace(cell, probe)) is not None:
-            found.setdefault(cell.config.method_name, []).append((cell, seen))
-    return found
-
-
 def kinetics_of(rows: Rows) -> dict[str, Around]:
-    found = {}
-    for method, cells in cells_with(rows, "kinetics").items():
-        accuracy, sem = (np.stack([seen.arrays[name].numpy() for _, seen in cells]) for name in ("accuracy", "sem"))
-        first = cells[0][1]
+    """By method; empty where nobody has looked."""
+    seen, found = rows.trace("kinetics"), {}
+    if seen is None:
+        return {}
+    for method in ordered((row["method"] for row in seen.rows), METHODS):
+        own = [row for row in seen.rows if row["method"] == method]
+        offset, accuracy, sem = (seen.arrays[f"{method}/{name}"].numpy() for name in ("offset", "accuracy", "sem"))
         found[method] = Around(
-            offset=first.arrays["offset"].numpy(),
+            offset=offset[0],
             accuracy=accuracy.mean(0),
-            sem=np.sqrt((sem**2).sum(0)) / len(cells),
-            before=float(np.mean([seen.numbers["before"] for _, seen in cells])),
-            after=float(np.mean([seen.numbers["after"] for _, seen in cells])),
-            shifts=max(first.numbers["shifts"]),
-            seeds=len(cells),
+            sem=np.sqrt((sem**2).sum(0)) / len(sem),
+            before=float(np.mean([row["before"] for row in own])),
+            after=float(np.mean([row["after"] for row in own])),
+            shifts=max(row["shifts"] for row in own),
+            seeds=len(own),
         )
     return found

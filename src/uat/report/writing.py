@@ -102,7 +102,7 @@ def tables_of(rows: Rows, study: str) -> list[Table]:
         case "boundary":
             found += [sections.boundary_table(rows, domain) for domain in DOMAINS]
         case "mechanism":
-            found.append(sections.kinetics_table(rows))
+            found += [sections.attention_table(rows), sections.gate_table(rows), sections.kinetics_table(rows)]
         case "sensitivity":
             found.append(sections.sensitivity_table(rows))
         case "efficiency":
@@ -157,10 +157,11 @@ def markdown(rows: Rows, found: list[Section]) -> str:
 
 
 def about(rows: Rows) -> str:
+    data = "".join(f" Rows of {domain} are of the data {name}." for domain, name in rows.data.items())
     return (
-        f"Made by `uat report {rows.source}` (uat {__version__}) from {len(rows.scores):,} rows measured under the "
+        f"Made by `uat report {rows.folder}` (uat {__version__}) from {len(rows.scores):,} rows measured under the "
         f"preset {rows.preset}. {sections.OURS} Where both are given, Δ is ours minus published. The published numbers "
-        "come from other simulators, data and hardware, and stand beside ours for orientation."
+        f"come from other simulators, data and hardware, and stand beside ours for orientation.{data}"
     )
 
 

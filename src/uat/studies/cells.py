@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +58,11 @@ class Sweep:
     label: str = ""
     """What the settings are called in tables and figures."""
     probes: frozenset[str] = frozenset()
+    """What is looked at beside the scores."""
     presets: tuple[str, ...] | None = None
     """Presets in which it is asked for; None: all."""
+    data: str | None = None
+    """The name under which a user may give data for it; None: the domain's."""
 
     def missing(self) -> str | None:
         """Why this version cannot run it; None if it can."""
@@ -74,8 +77,9 @@ class Sweep:
             return []
         methods = [m for m, entry in METHODS.items() if entry.serves(self.domain) and self.methods(m)]
         tasks = self.tasks if self.tasks is not None else DOMAINS[self.domain].tasks
+        settings = {**self.settings, **chosen.settings, **chosen.data_setting(self.domain, self.data)}
         return [
-            build_cell(self.domain, task, method, preset, seed, self.settings, self.probes)
+            build_cell(self.domain, task, method, preset, seed, settings, self.probes)
             for task in tasks
             if chosen.wants_task(self.domain, task)
             for method in methods
@@ -91,12 +95,32 @@ class Filter:
     domains: tuple[str, ...] | None = None
     tasks: tuple[str, ...] | None = None
     methods: tuple[str, ...] | None = None
+    data: Mapping[str, str] = field(default_factory=dict)
+    """Domain, or name of a sweep's data -> where the user's data are."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of every cell beside the study's."""
+
+    def data_setting(self, domain: str, name: str | None) -> dict[str, Any]:
+        given = self.data.get(name or domain)
+        return {} if given is None else {f"domain.{data_field(domain)}": given}
 
     def wants_task(self, domain: str, task: str) -> bool:
         return (self.domains is None or domain in self.domains) and (self.tasks is None or task in self.tasks)
 
     def wants_method(self, method: str) -> bool:
         return self.methods is None or method in self.methods
+
+
+DATA_FIELDS = ("data", "path", "cohort")
+"""What domains call the setting that says where a user's data are."""
+
+
+def data_field(domain: str) -> str:
+    known = {item.name for item in fields(DOMAINS[domain].config)}
+    found = next((name for name in DATA_FIELDS if name in known), None)
+    if found is None:
+        raise ValueError(f"{domain} reads no data: it is all simulated")
+    return found
 
 
 def build_cell(
@@ -180,4 +204,5 @@ def _short(name: str) -> str:
 
 
 def _plain(value: Any) -> str:
-    return re.sub(r"[^A-Za-z0-9.+]+", "+", str(value)).strip("+")
+    text = Path(value).stem if isinstance(value, str) and "/" in value else str(value)
+    return re.sub(r"[^A-Za-z0-9.+]+", "+", text).strip("+")

@@ -3,7 +3,7 @@
   DOMAIN.jsonl             one row per run and metric (Score), and those of the references
   intervals/DOMAIN.jsonl   one row per method, setting and metric over all seeds, with its interval (Summary)
   pairs/DOMAIN.jsonl       methods against each other on the same episodes (Pair)
-  traces/                  what probes saw, NAME.PROBE.safetensors
+  traces/                  what probes saw, PROBE.safetensors
   efficiency.jsonl         time and memory, by device
   runs/                    run folders; failures/ what went wrong, by job; progress/ where workers stand
 
@@ -13,7 +13,6 @@ Rows replace older ones that measure the same thing; all else stays, so that gri
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,12 +53,6 @@ class Results:
         folder = self.path if kind == "scores" else self.path / kind
         files = sorted(file for file in folder.glob("*.jsonl") if file.stem != "efficiency")
         return [row for file in files for row in read(file)]
-
-    def keep_trace(self, file: Path, name: str) -> None:
-        target = self.path / "traces" / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if not target.exists():
-            shutil.copyfile(file, target)
 
 
 def read(file: Path) -> list[Row]:

@@ -63,6 +63,13 @@ WRONG: dict[str, dict[str, object]] = {name: REWARDS[name] for name in ("null", 
 """At the usual delay."""
 DECAYS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 WIDTHS = (4, 8, 16, 32, 64)
+GATE: dict[tuple[str, ...], dict[str, object]] = {
+    ("smoke", "quick"): {},
+    ("paper",): {"domain.test_from": "2020-01-01"},
+}
+"""The shock of 2020 is held out; short presets have too few days for it."""
+NAMED_DATA = ("hsi",)
+"""Data that a user may give for one sweep alone: the Hang Seng, whose gate is looked at."""
 LONG: dict[str, object] = {"method.max_positions": 151, "train.random_start": True}
 """Trained so that an episode of 150 steps is in range."""
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from uat.config import PRESETS, lookup
 from uat.domains import DOMAINS
 from uat.methods import METHODS
 from uat.studies.cells import Filter
 from uat.studies.executors import need_ray
-from uat.studies.grids import STUDIES
+from uat.studies.grids import NAMED_DATA, STUDIES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,10 @@ class Reproduce:
     """Only these methods."""
     seeds: tuple[int, ...] | None = None
     """Seeds of every cell; unset: 0 1 2 with the paper preset, 0 otherwise."""
+    data: tuple[str, ...] = ()
+    """Your own data in place of the embedded ones, as DOMAIN=PATH; hsi=PATH is the market of the gate's figure."""
+    set: tuple[str, ...] = ()
+    """Settings of every cell beside the study's, as FIELD=VALUE with a JSON value."""
     out: Path | None = None
     """Folder of results; unset: runs/reproduce/PRESET. The same folder again goes on where it stopped."""
     executor: Literal["local", "ray"] = "local"
@@ -56,6 +61,7 @@ class Reproduce:
             lookup("method", method, METHODS)
         for task in self.tasks or ():
             lookup("task", task, [task for domain in DOMAINS.values() for task in domain.tasks])
+        _ = self.filter
         for name in ("domains", "tasks", "methods", "seeds"):
             if getattr(self, name) == ():
                 raise ValueError(f"{name} is empty: name at least one, or leave the flag out")
@@ -70,8 +76,26 @@ class Reproduce:
 
     @property
     def filter(self) -> Filter:
-        return Filter(domains=self.domains, tasks=self.tasks, methods=self.methods)
+        data = dict(_pair("data", text) for text in self.data)
+        for name in data:
+            lookup("data", name, [*DOMAINS, *NAMED_DATA])
+        settings = {name: _json(name, value) for name, value in (_pair("set", text) for text in self.set)}
+        return Filter(domains=self.domains, tasks=self.tasks, methods=self.methods, data=data, settings=settings)
 
     @property
     def folder(self) -> Path:
         return self.out or Path("runs") / "reproduce" / self.preset
+
+
+def _pair(flag: str, text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ValueError(f"{flag} {text!r} must be NAME=VALUE")
+    return name, value
+
+
+def _json(name: str, value: str) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError:
+        raise ValueError(f"set {name}={value}: the value must be JSON, such as 0.5, true or '\"text\"'") from None

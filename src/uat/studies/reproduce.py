@@ -23,8 +23,10 @@ from uat.studies.executors import Executor, InProcess, Pool, Ray, cores
 from uat.studies.files import PAIR_KEY, SCORE_KEY, SUMMARY_KEY, TIMING_KEY, Results, merge, read
 from uat.studies.grids import STUDIES, TIMED, chosen_studies
 from uat.studies.options import Reproduce
-from uat.studies.work import Outcome, Reference, Task, keep_failure
+from uat.studies.probes import look, seen
+from uat.studies.work import Reference, Task, keep_failure, scores_of
 from uat.training.progress import Board, show_board
+from uat.training.surroundings import pick_device
 
 
 @dataclass(slots=True)
@@ -54,6 +56,7 @@ def reproduce(options: Reproduce, board: Callable[[int], Board] = show_board) ->
     if any(study.timed for study in studies):
         time_methods(options, results, summing)
     conclude(cells, results)
+    look_inside(cells, results, summing, pick_device(options.device))
     return summing
 
 
@@ -63,10 +66,12 @@ def cells_of(options: Reproduce) -> list[Cell]:
 
 
 def is_done(cell: Cell, results: Results) -> bool:
-    """Whether its rows are there, and what probes were to see."""
+    """Whether its rows are there, and what probes are to look at, or have seen."""
     rows = read(results.file("scores", cell.config.domain_name))
-    traces = all((results.path / "traces" / trace_name(cell, probe)).exists() for probe in cell.probes)
-    return traces and any(row["run"] == cell.identity for row in rows)
+    if not any(row["run"] == cell.identity for row in rows):
+        return False
+    looked = [found for probe in cell.probes if (found := seen(results.path, probe)) and cell.identity in found.runs]
+    return len(looked) == len(cell.probes) or scores_of(cell, results.runs) is not None
 
 
 def references(cells: Sequence[Cell], results: Results) -> list[Reference]:
@@ -80,7 +85,7 @@ def references(cells: Sequence[Cell], results: Results) -> list[Reference]:
 
 
 def _known(cell: Cell, results: Results) -> bool:
-    place = (cell.task, cell.config.build_domain().setting, "")
+    place = (cell.task, cell.config.build_true_domain().setting, "")
     rows = read(results.file("scores", cell.config.domain_name))
     return any((row["task"], row["setting"], row["run"]) == place for row in rows)
 
@@ -122,7 +127,7 @@ def run(
             ):
                 task = waiting[index]
                 if outcome.failure is None:
-                    _keep(task, outcome, results)
+                    results.add("scores", outcome.rows, SCORE_KEY)
                     summing.failed.pop(task.name, None)
                     summing.trained += 0 if isinstance(task, Reference) else sum(c.scored for c in task.cells)
                 else:
@@ -144,17 +149,6 @@ def _removed(folder: Path) -> Any:
         yield
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _keep(task: Task, outcome: Outcome, results: Results) -> None:
-    results.add("scores", outcome.rows, SCORE_KEY)
-    for cell in [] if isinstance(task, Reference) else task.cells:
-        for probe in cell.probes:
-            results.keep_trace(cell.folder(results.runs) / f"{probe}.safetensors", trace_name(cell, probe))
-
-
-def trace_name(cell: Cell, probe: str) -> str:
-    return f"{cell.name}.{probe}.safetensors"
 
 
 def time_methods(options: Reproduce, results: Results, summing: Summing) -> None:
@@ -187,6 +181,24 @@ def conclude(cells: Sequence[Cell], results: Results) -> None:
         return
     results.add("intervals", [asdict(row) for row in compare(found)], SUMMARY_KEY)
     results.add("pairs", [asdict(pair) for pair in pairs(run_groups(found))], PAIR_KEY)
+
+
+def look_inside(cells: Sequence[Cell], results: Results, summing: Summing, device: torch.device) -> None:
+    """Let each probe look at the runs that are here, the same seeds of every method."""
+    for probe in sorted({probe for cell in cells for probe in cell.probes}):
+        own = [cell for cell in cells if probe in cell.probes]
+        ready = [cell for cell in own if (cell.folder(results.runs) / "scores.jsonl").exists()]
+        methods = list(dict.fromkeys(cell.config.method_name for cell in own))
+        by_seed = {(cell.config.method_name, cell.config.seed): cell for cell in ready}
+        seeds = sorted({s for _, s in by_seed if all((method, s) in by_seed for method in methods)})
+        if not seeds:
+            continue
+        print(f"looking at {probe}", file=sys.stderr, flush=True)
+        runs = {m: [Run.open(by_seed[m, seed].folder(results.runs)) for seed in seeds] for m in methods}
+        try:
+            look(probe, runs, results.path, device)
+        except (ValueError, KeyError, RuntimeError) as error:
+            summing.failed[f"probe {probe}"] = f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def reference_numbers(cell: Cell, results: Results) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""One job, done by whoever is free: train, score, look. What is done already is not done again."""
+"""One job, done by whoever is free: train and score. What is done already is not done again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from uat.evaluation.scores import evaluate, reference_episodes, rows_of, what_is
 from uat.methods import training_name
 from uat.runs import Run, RunError, describe, write_atomically
 from uat.studies.cells import Cell, Job, source_of
-from uat.studies.probes import look
 from uat.training.progress import Progress
 from uat.training.surroundings import pick_device, precision, threads
 from uat.training.together import train_together
@@ -43,7 +42,7 @@ class Reference:
 
     def folder(self, runs: Path) -> Path:
         c = self.cell.config
-        changed = c.build_domain().setting
+        changed = c.build_true_domain().setting
         return runs / f"{c.domain_name}-{self.cell.task}-references{'' if changed == 'default' else f'-{changed}'}"
 
 
@@ -83,7 +82,7 @@ def do(task: Task, runs: Path, note: Path, device: str | None) -> Outcome:
 
 
 def cell_rows(job: Job, runs: Path, device: torch.device, progress: Note) -> list[dict[str, Any]]:
-    """Train the owners side by side, let the others take over, then score and look."""
+    """Train the owners side by side, let the others take over, then score."""
     waiting = [cell for cell in job.cells if cell.scored and scores_of(cell, runs) is None]
     needed = {source_of(cell).identity for cell in waiting}
     owners = [cell for cell in job.owners if cell.identity in needed]
@@ -103,8 +102,6 @@ def cell_rows(job: Job, runs: Path, device: torch.device, progress: Note) -> lis
                 source = None if folder.exists() else folders[source_of(cell).identity]
                 train(cell.config, folder, resume=True, source=source, device=device)
             rows = [asdict(row) for row in evaluate(folder, references=False, device=device).scores]
-        for name in sorted(cell.probes):
-            look(Run(folder, cell.config), name, device)
         found += rows
     return found
 
@@ -123,7 +120,7 @@ def scores_of(cell: Cell, runs: Path) -> list[dict[str, Any]] | None:
 
 def reference_rows(task: Reference, runs: Path, device: torch.device) -> list[dict[str, Any]]:
     config: RunConfig = task.cell.config
-    domain, run = config.build_domain(), Run(task.folder(runs), config)
+    domain, run = config.build_true_domain(), Run(task.folder(runs), config)
     count = episode_count(domain, "test", config.evaluation.episodes)
     with precision(config.train.precision):
         found = reference_episodes(run, count, device)
