@@ -41,7 +41,10 @@ OURS = "Ours: mean ± deviation over seeds. Published: the paper's tables, three
 def number(found: Number | None, digits: int = 3) -> str:
     if found is None:
         return "-"
-    return f"{found.mean:.{digits}f}" + ("" if found.std is None else f" ± {found.std:.{digits}f}")
+    if found.std is None:
+        return f"{found.mean:.{digits}f}"
+    least = 10**-digits
+    return f"{found.mean:.{digits}f} ± " + (f"{found.std:.{digits}f}" if found.std >= least else f"<{least:.{digits}f}")
 
 
 def signed(value: float | None, digits: int = 3) -> str:
@@ -76,7 +79,7 @@ def score_table(
 ) -> Table:
     """Methods down; for every task ours, published and the difference, or the interval and the gap closed."""
     tasks = [task for task in DOMAINS[domain].tasks if any(_number(rows, domain, task, m, metric) for m in methods)]
-    columns: list[list[Entry | str]] = [[f"*{m}* ({REFERENCES.get(m, m)})" if m not in METHODS else m for m in methods]]
+    columns: list[list[Entry | str]] = [[f"{m} ({REFERENCES[m]})" if m in REFERENCES else m for m in methods]]
     head, competes = ["method"], [m in METHODS for m in methods]
     for task in tasks:
         shown = f"{task} " if len(tasks) > 1 or task != domain else ""
@@ -139,6 +142,22 @@ def domain_tables(rows: Rows, domain: str, wanted: Callable[[str], bool], study:
         if any(cell for row in gap.rows for cell in row[1:]):
             tables.append(gap)
     return tables
+
+
+def domain_page(rows: Rows, domain: str) -> str:
+    """Every metric of a domain as Markdown: all methods, their variants and the references."""
+    methods = there(rows, domain, lambda method: True)
+    data = f" Data: {rows.data[domain]}." if domain in rows.data else ""
+    parts = [
+        f"# Results: {domain}",
+        f"Made by `python results/make_table.py {domain}` from the committed rows. {OURS}{data}",
+    ]
+    for metric in metrics_of(domain, rows.preset):
+        title = metric.label or metric.name
+        table = score_table(rows, domain, metric, methods, name=metric.name, title=title)
+        if len(table.head) > 2:
+            parts.append(f"## {title}\n\n{table.markdown()}")
+    return "\n\n".join(parts) + "\n"
 
 
 def diagnostics_tables(rows: Rows) -> list[Table]:

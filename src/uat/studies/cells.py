@@ -90,11 +90,11 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which part of a study is wanted; None: all of it."""
+    """Which part of a study is wanted; where nothing is named, all of it."""
 
-    domains: tuple[str, ...] | None = None
-    tasks: tuple[str, ...] | None = None
-    methods: tuple[str, ...] | None = None
+    domains: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
     data: Mapping[str, str] = field(default_factory=dict)
     """Domain, or name of a sweep's data -> where the user's data are."""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -105,10 +105,10 @@ class Filter:
         return {} if given is None else {f"domain.{data_field(domain)}": given}
 
     def wants_task(self, domain: str, task: str) -> bool:
-        return (self.domains is None or domain in self.domains) and (self.tasks is None or task in self.tasks)
+        return (not self.domains or domain in self.domains) and (not self.tasks or task in self.tasks)
 
     def wants_method(self, method: str) -> bool:
-        return self.methods is None or method in self.methods
+        return not self.methods or method in self.methods
 
 
 DATA_FIELDS = ("data", "path", "cohort")

@@ -20,8 +20,8 @@ class Study:
     timed: bool = False
     """Whether it measures speed and memory, which nothing else may disturb."""
 
-    def cells(self, preset: str, seeds: Sequence[int] | None = None, chosen: Filter | None = None) -> list[Cell]:
-        wanted = SEEDS[preset] if seeds is None else seeds
+    def cells(self, preset: str, seeds: Sequence[int] = (), chosen: Filter | None = None) -> list[Cell]:
+        wanted = seeds or SEEDS[preset]
         return merged(cell for sweep in self.sweeps for cell in sweep.cells(preset, wanted, chosen or Filter()))
 
     def missing(self) -> list[str]:

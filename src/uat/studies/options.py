@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,13 +24,13 @@ class Reproduce:
     """main, ablation, boundary, mechanism, sensitivity, efficiency, diagnostics, or all."""
     preset: str = "quick"
     """smoke (seconds a cell), quick (minutes on two cores) or paper (the published settings)."""
-    domains: tuple[str, ...] | None = None
-    """Only these domains."""
-    tasks: tuple[str, ...] | None = None
-    """Only these tasks."""
-    methods: tuple[str, ...] | None = None
-    """Only these methods."""
-    seeds: tuple[int, ...] | None = None
+    domains: tuple[str, ...] = ()
+    """Only these domains; unset: all."""
+    tasks: tuple[str, ...] = ()
+    """Only these tasks; unset: all."""
+    methods: tuple[str, ...] = ()
+    """Only these methods; unset: all."""
+    seeds: tuple[int, ...] = ()
     """Seeds of every cell; unset: 0 1 2 with the paper preset, 0 otherwise."""
     data: tuple[str, ...] = ()
     """Your own data in place of the embedded ones, as DOMAIN=PATH; hsi=PATH is the market of the gate's figure."""
@@ -55,16 +56,13 @@ class Reproduce:
     def __post_init__(self) -> None:
         lookup("study", self.study, [*STUDIES, "all"])
         lookup("preset", self.preset, PRESETS)
-        for domain in self.domains or ():
+        for domain in self.domains:
             lookup("domain", domain, DOMAINS)
-        for method in self.methods or ():
+        for method in self.methods:
             lookup("method", method, METHODS)
-        for task in self.tasks or ():
+        for task in self.tasks:
             lookup("task", task, [task for domain in DOMAINS.values() for task in domain.tasks])
         _ = self.filter
-        for name in ("domains", "tasks", "methods", "seeds"):
-            if getattr(self, name) == ():
-                raise ValueError(f"{name} is empty: name at least one, or leave the flag out")
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"workers={self.workers} must be at least 1")
         if self.retries < 0:
@@ -79,12 +77,17 @@ class Reproduce:
         data = dict(_pair("data", text) for text in self.data)
         for name in data:
             lookup("data", name, [*DOMAINS, *NAMED_DATA])
-        settings = {name: _json(name, value) for name, value in (_pair("set", text) for text in self.set)}
-        return Filter(domains=self.domains, tasks=self.tasks, methods=self.methods, data=data, settings=settings)
+        chosen = {"domains": self.domains, "tasks": self.tasks, "methods": self.methods}
+        return Filter(**chosen, data=data, settings=settings_of(self.set))
 
     @property
     def folder(self) -> Path:
         return self.out or Path("runs") / "reproduce" / self.preset
+
+
+def settings_of(texts: Sequence[str]) -> dict[str, Any]:
+    """FIELD=VALUE, the value as JSON."""
+    return {name: _json(name, value) for name, value in (_pair("set", text) for text in texts)}
 
 
 def _pair(flag: str, text: str) -> tuple[str, str]:
