@@ -19,7 +19,7 @@ from uat.studies.executors import InProcess
 from uat.studies.files import SCORE_KEY, Results, merge, read
 from uat.studies.grids import among
 from uat.studies.options import settings_of
-from uat.studies.reproduce import Summing, conclude, references, run
+from uat.studies.reproduce import Summing, conclude, measured, references, run
 
 HERE = Path(__file__).parent
 
@@ -43,7 +43,7 @@ def main() -> None:
     chosen = Filter(tasks=tuple(args.tasks or ()))
     cells = sweep.cells(args.preset, args.seeds, chosen)
     summing = Summing()
-    run([*references(cells, results), *jobs(cells, seeds_together=True)], InProcess(), results, summing)
+    run([*references(cells, measured(results)), *jobs(cells, seeds_together=True)], InProcess(), results, summing)
     conclude(cells, results)
     rows = read(results.file("scores", args.domain))
     if folder.suffix == ".jsonl":

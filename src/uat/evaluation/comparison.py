@@ -62,6 +62,12 @@ class Group:
     block: float = 1.0
     """Mean length of the blocks in which episodes are resampled."""
 
+    @property
+    def setting(self) -> str:
+        """What differs from the recipe, as in the rows."""
+        domain = self.place[2]
+        return ",".join([*([] if domain == "default" else [domain]), *self.variant]) or "default"
+
     def values(self, metric: str) -> Tensor:
         """(S, E), where a metric is not defined so filled that every seed's mean stays."""
         return filled(torch.stack([metrics[metric] for metrics in self.episodes.values()]))
@@ -129,9 +135,10 @@ def place_of(one: Evaluation) -> Place:
 
 
 def find_blind(group: Group, runs: Sequence[Group]) -> Group | None:
-    """The blind method's runs of the same place, preset and seeds; None if some are missing, or several kinds fit."""
+    """The blind method's runs of the same place, preset and seeds, and of the same settings where there are such;
+    None if some seeds are missing, or several kinds fit."""
     fit = [g for g in runs if (g.method, g.place, g.preset) == (BLIND, group.place, group.preset)]
-    fit = [g for g in fit if not g.variant] or fit
+    fit = [g for g in fit if g.variant == group.variant] or fit
     if len(fit) != 1 or not fit[0].runs.keys() >= group.runs.keys():
         return None
     return fit[0].only(list(group.runs))
@@ -142,8 +149,7 @@ def find_ceiling(group: Group, references: Sequence[Group]) -> Group | None:
 
 
 def summary(group: Group, metric: str, blind: Group | None, ceiling: Group | None) -> Summary:
-    domain, task, setting, split, n = group.place
-    setting = ",".join([*([] if setting == "default" else [setting]), *group.variant]) or "default"
+    domain, task, _, split, n = group.place
     y_SE, ends = group.values(metric), None if blind is None or ceiling is None else (blind, ceiling)
     low, high = interval(y_SE, group.block)
     return Summary(
@@ -151,7 +157,7 @@ def summary(group: Group, metric: str, blind: Group | None, ceiling: Group | Non
         preset=group.preset,
         domain=domain,
         task=task,
-        setting=setting,
+        setting=group.setting,
         split=split,
         metric=metric,
         value=group.mean(metric),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ SEEDS: dict[str, tuple[int, ...]] = {"smoke": (0,), "quick": (0,), "paper": (0, 
 """Seeds of a preset, unless others are asked for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Cell:
     """One training and what is measured of it."""
 
@@ -30,7 +31,7 @@ class Cell:
     scored: bool = True
     """False: a training that another cell takes over, and nobody asked about."""
 
-    @property
+    @cached_property
     def identity(self) -> str:
         return self.config.identity()
 

@@ -108,6 +108,10 @@ STUDIES: dict[str, Study] = {
                 probes=frozenset({"attention"}),
             ),
             Sweep(domain="sepsis", methods=among("vanilla", "dt", "adt", "uat"), probes=frozenset({"kinetics"})),
+            *(
+                Sweep(domain="markets", methods=PAIR, settings=x, presets=p, probes=frozenset({"gate"}), data="hsi")
+                for p, x in GATE.items()
+            ),
         ),
     ),
     "sensitivity": Study(

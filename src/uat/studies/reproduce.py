@@ -49,9 +49,10 @@ def reproduce(options: Reproduce, board: Callable[[int], Board] = show_board) ->
     studies = [STUDIES[name] for name in chosen_studies(options.study)]
     cells = cells_of(options)
     summing.missing = list(dict.fromkeys(said for study in studies for said in study.missing()))
-    todo = [cell for cell in cells if not is_done(cell, results)]
+    there = measured(results)
+    todo = [cell for cell in cells if not is_done(cell, results, there)]
     summing.cells, summing.done_before = len(cells), len(cells) - len(todo)
-    tasks: list[Task] = [*references(cells, results), *jobs(todo, seeds_together=on_gpu(options))]
+    tasks: list[Task] = [*references(cells, there), *jobs(todo, seeds_together=on_gpu(options))]
     run(tasks, executor_for(options), results, summing, retries=options.retries, board=board)
     if any(study.timed for study in studies):
         time_methods(options, results, summing)
@@ -65,29 +66,30 @@ def cells_of(options: Reproduce) -> list[Cell]:
     return merged(cell for study in studies for cell in study.cells(options.preset, options.seeds, options.filter))
 
 
-def is_done(cell: Cell, results: Results) -> bool:
+Measured = set[tuple[str, str, str, str]]
+"""Domain, task, setting and run ("" for references) of rows that are there."""
+
+
+def measured(results: Results) -> Measured:
+    return {(row["domain"], row["task"], row["setting"], row["run"]) for row in results.read("scores")}
+
+
+def is_done(cell: Cell, results: Results, there: Measured) -> bool:
     """Whether its rows are there, and what probes are to look at, or have seen."""
-    rows = read(results.file("scores", cell.config.domain_name))
-    if not any(row["run"] == cell.identity for row in rows):
+    if cell.identity not in {run for _, _, _, run in there}:
         return False
     looked = [found for probe in cell.probes if (found := seen(results.path, probe)) and cell.identity in found.runs]
     return len(looked) == len(cell.probes) or scores_of(cell, results.runs) is not None
 
 
-def references(cells: Sequence[Cell], results: Results) -> list[Reference]:
+def references(cells: Sequence[Cell], there: Measured) -> list[Reference]:
     """One for each task whose references have no rows yet."""
     found: dict[str, Reference] = {}
     for cell in cells:
-        task = Reference(cell=cell)
-        if task.key not in found and not _known(cell, results):
+        task, c = Reference(cell=cell), cell.config
+        if task.key not in found and (c.domain_name, cell.task, c.build_true_domain().setting, "") not in there:
             found[task.key] = task
     return list(found.values())
-
-
-def _known(cell: Cell, results: Results) -> bool:
-    place = (cell.task, cell.config.build_true_domain().setting, "")
-    rows = read(results.file("scores", cell.config.domain_name))
-    return any((row["task"], row["setting"], row["run"]) == place for row in rows)
 
 
 # ---------------------------------------------------------------- running
@@ -213,14 +215,14 @@ def reference_numbers(cell: Cell, results: Results) -> dict[str, dict[str, Any]]
 
 
 def pairs(groups: Sequence[Group]) -> list[Pair]:
-    """Every two methods of a place under the recipe's settings, by its first metric, where they share all seeds."""
+    """Every two methods of a place under the same settings, by its first metric, on the seeds that both have."""
     by_place: dict[tuple[Any, ...], list[Group]] = {}
     for group in groups:
-        if not group.variant:
-            by_place.setdefault((group.place, group.preset), []).append(group)
+        by_place.setdefault((group.place, group.preset, group.variant), []).append(group)
     found: list[Pair] = []
-    for (place, _), there in by_place.items():
-        domain, task, setting, _, n = place
+    for (place, _, _), there in by_place.items():
+        domain, task, _, _, n = place
+        setting = there[0].setting
         metric, own = next(iter(next(iter(there[0].episodes.values())))), []
         for i, a in enumerate(there):
             for b in there[:i]:
@@ -242,9 +244,9 @@ def pairs(groups: Sequence[Group]) -> list[Pair]:
 def plan(options: Reproduce) -> list[dict[str, Any]]:
     """One row per cell, and whether it is done; the last row sums up."""
     results, gpu = Results(options.folder), on_gpu(options)
-    rows, left = [], {}
+    there, rows, left = measured(results), [], {}
     for cell in cells_of(options):
-        done = is_done(cell, results)
+        done = is_done(cell, results, there)
         alone = 0.0 if done else seconds(cell, on_gpu=gpu)
         left[cell.identity] = (cell, alone)
         c, changed = cell.config, ", ".join(f"{name}={value}" for name, value in cell.settings)
