@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 import torch
 
-import uat
 from uat.studies.work import Outcome, Task, do
 
 POLL_SECONDS = 0.5
@@ -115,7 +114,7 @@ class Ray:
         self, tasks: Sequence[Task], runs: Path, notes: Path, watch: Callable[[], None]
     ) -> Iterator[tuple[int, Outcome]]:
         ray = need_ray()
-        package = str(Path(uat.__file__).parent)
+        package = str(Path(__file__).parents[1])
         how: dict[str, Any] = {"runtime_env": {"py_modules": [package]}, "log_to_driver": False}
         on_gpu = self.device == "cuda" or (self.device is None and torch.cuda.is_available())
         if self.address is None:
