@@ -5,7 +5,7 @@ Axes as in `uat.types`. Sizes differ from axis to axis, so that two axes mixed u
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
@@ -207,3 +207,15 @@ def stream(policy: Policy, batch: Batch) -> Tensor:
 def largest(logits: Tensor) -> float:
     """The largest absolute logit of an action that is not masked."""
     return logits[logits.isfinite()].abs().max().item()
+
+
+def call(capsys: Any, run: Callable[[list[str]], None], *argv: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command."""
+    capsys.readouterr()
+    code: Any = 0
+    try:
+        run(list(argv))
+    except SystemExit as stop:
+        code = stop.code or 0
+    said = capsys.readouterr()
+    return code, said.out, said.err

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import uat
+from tests.builders import call
 from uat.cli import main
 from uat.domains import DOMAINS
 from uat.methods import METHODS
@@ -225,17 +226,6 @@ def test_a_grid_of_processes_that_is_killed_goes_on(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- the command line
-
-
-def call(capsys: Captured, run: Any, *argv: str) -> tuple[int, str, str]:
-    capsys.readouterr()
-    code: Any = 0
-    try:
-        run(list(argv))
-    except SystemExit as stop:
-        code = stop.code or 0
-    said = capsys.readouterr()
-    return code, said.out, said.err
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ def flags(changes: dict[str, object]) -> list[str]:
     return [part for name, value in named for part in (f"--{name}", value)]
 
 
+@pytest.mark.slow
 def test_two_processes_have_the_loss_curve_of_one(tmp_path: Path) -> None:
     config = uat.override(uat.recipe("darkroom", "uat", "smoke"), SMALL)
     one = uat.train(config, tmp_path / "one", device="cpu")

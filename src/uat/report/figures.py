@@ -96,9 +96,9 @@ def draw_boundary(rows: Rows) -> Any:
             axis.plot(at, mean, label=method, markersize=5, **style)
             axis.fill_between(at, mean - std, mean + std, color=style["color"], alpha=0.2, linewidth=0)
         for x, (_, numbers) in zip(at, levels, strict=True):
-            pair = [numbers[method] for method in (TWIN, BEST)]
-            if all(pair):
-                gap, top = pair[1].mean - pair[0].mean, max(p.mean for p in pair)
+            means = [number.mean for method in (TWIN, BEST) if (number := numbers[method]) is not None]
+            if len(means) == 2:
+                gap, top = means[1] - means[0], max(means)
                 axis.annotate(f"{gap:+.2f}", (x, top), (0, 7), textcoords="offset points", ha="center", fontsize=7)
         axis.set_xticks(at, [label for label, _ in levels], rotation=35, ha="right")
         axis.set_ylabel(metrics_of(domain, rows.preset)[0].label)
@@ -133,10 +133,12 @@ def draw_attention(rows: Rows) -> Any:
     lower = ~np.isnan(maps["told"])
     figure = new_figure(8.2, 7.2)
     axes = figure.subplots(2, 2).ravel()
-    top = float(np.nanquantile(np.stack([maps["blind"], maps["told"]]), 0.995))
-    for axis, name in zip(axes[:2], ("blind", "told"), strict=True):
-        shown = axis.imshow(maps[name], cmap="cividis", vmin=0, vmax=top)
-        figure.colorbar(shown, ax=axis, shrink=0.8, label="attention")
+    steps = np.arange(1, len(lower) + 1)[:, None]
+    relative = {name: maps[name] * steps for name in ("blind", "told")}  # 1: as much as to any other step
+    top = float(np.nanquantile(np.stack(list(relative.values())), 0.995))
+    for axis, shown_map in zip(axes[:2], relative.values(), strict=True):
+        shown = axis.imshow(shown_map, cmap="cividis", vmin=0, vmax=top)
+        figure.colorbar(shown, ax=axis, shrink=0.8, label="attention × steps seen (1: even)")
     split = np.where(lower, _unit(maps["base"], lower), _unit(maps["modulation_size"], lower).T)
     shown = axes[2].imshow(split, cmap="cividis", vmin=0, vmax=1)
     figure.colorbar(shown, ax=axes[2], shrink=0.8, label="share of the largest")
@@ -151,7 +153,7 @@ def draw_attention(rows: Rows) -> Any:
             axis.axhline(shift - 0.5, color="#D55E00", linewidth=0.8, linestyle="--")
             axis.axvline(shift - 0.5, color="#D55E00", linewidth=0.8, linestyle="--")
     axes[2].set_xlabel("attended step (above the diagonal: deciding)")
-    _letter(axes, ["Vanilla", "UAT", "UAT: base below, size of modulation above", "difference of logits"])
+    _letter(axes, ["Vanilla", "UAT", "UAT: base below, modulation above", "difference of logits"])
     return figure
 
 
@@ -239,10 +241,11 @@ def draw_sensitivity(rows: Rows) -> Any:
     for sweep in STUDIES["sensitivity"].sweeps:
         sweeps.setdefault(sweep.label, []).append(sweep)
     names = ["post_shift_accuracy", "accuracy"]
-    found = {
-        label: [(s, [sweep_points(rows, s, BEST, n) for n in names]) for s in own] for label, own in sweeps.items()
-    }
-    found = {label: [point for point in points if all(point[1])] for label, points in found.items()}
+    found: dict[str, list[tuple[Sweep, list[Number]]]] = {}
+    for label, own in sweeps.items():
+        for sweep in own:
+            numbers = [x for name in names if (x := sweep_points(rows, sweep, BEST, name)) is not None]
+            found.setdefault(label, []).extend([(sweep, numbers)] if len(numbers) == len(names) else [])
     if not any(len(points) > 1 for points in found.values()):
         raise MissingError("uat reproduce sensitivity")
     figure = new_figure(8.2, 3.2)
@@ -293,8 +296,10 @@ def draw_diagnostics(rows: Rows) -> Any:
             width = 0.74 / len(found)
             axis.bar(at, means, width, yerr=stds, capsize=2, color=COLOURS[i % 7], hatch=HATCHES[i % 7], label=label)
             axis.set_xticks(np.arange(len(by_method)), list(by_method), rotation=20, ha="right")
-        axis.legend(fontsize=7, ncols=min(4, len(found)), loc="upper left")
-        axis.margins(y=0.25)
+        axis.legend(
+            fontsize=7, ncols=min(4, len(found)), loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.1
+        )
+        axis.axhline(0, color="#555555", linewidth=0.8)
     _letter(axes, [f"{domain}" for domain in bars])
     return figure
 
@@ -331,7 +336,7 @@ def draw_efficiency(rows: Rows) -> Any:
     metrics = [metric for metric in LABELS if any(m == metric for _, m in values)]
     if not metrics:
         raise MissingError("uat reproduce efficiency")
-    theirs = {(r["method"], r["metric"]): r["mean"] for r in rows.published if r["task"] == "efficiency"}
+    theirs = rows.published_costs
     columns = min(3, len(metrics))
     lines = -(-len(metrics) // columns)
     figure = new_figure(3.0 * columns, 2.6 * lines)
@@ -339,19 +344,22 @@ def draw_efficiency(rows: Rows) -> Any:
     for axis, metric in zip(axes, metrics, strict=False):
         methods = [method for method in TIMED if (method, metric) in values]
         at = np.arange(len(methods))
-        axis.barh(at, [values[m, metric] for m in methods], color=COLOURS[0], label="ours")
-        published = [(i, theirs[m, metric]) for i, m in enumerate(methods) if (m, metric) in theirs]
+        unit = 1e3 if metric == "parameters" else 1.0
+        axis.barh(at, [values[m, metric] / unit for m in methods], color=COLOURS[0], label="ours")
+        published = [(i, theirs[m, metric] / unit) for i, m in enumerate(methods) if (m, metric) in theirs]
         if published:
             y, x = zip(*published, strict=True)
             axis.plot(x, y, "D", color=COLOURS[1], markersize=5, linestyle="none", label="published")
         axis.set_yticks(at, methods)
         axis.invert_yaxis()
-        axis.set_xlabel(LABELS[metric])
+        axis.set_xlabel("thousand parameters" if metric == "parameters" else LABELS[metric])
         axis.tick_params(axis="x", labelsize=7)
-    axes[0].legend(fontsize=7, loc="best")
+    axes[0].legend(fontsize=7, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, borderaxespad=0.1)
     for axis in axes[len(metrics) :]:
         axis.remove()
     _letter(axes[: len(metrics)], [""] * len(metrics))
+    devices = ", ".join(dict.fromkeys(row["device"] for row in rows.timings))
+    figure.supxlabel(f"batches of {rows.timings[0]['batch']} episodes on {devices}", fontsize=8)
     return figure
 
 
@@ -439,7 +447,7 @@ DRAWINGS: tuple[Drawing, ...] = (
     Drawing(
         name="efficiency",
         title="Efficiency",
-        caption="Ours as bars; diamonds are the published numbers, of another GPU.",
+        caption="Ours as bars; diamonds, where given, are the published numbers, of another GPU.",
         draw=draw_efficiency,
     ),
 )

@@ -13,10 +13,10 @@ from typing import Any
 
 from uat.config import PRESETS
 from uat.domains import DOMAINS
-from uat.evaluation.scores import BLIND, CEILING, gap_closed, setting_of
+from uat.evaluation.scores import BLIND, CEILING, gap_closed
 from uat.methods import METHODS
 from uat.recipes import recipe
-from uat.studies.cells import DATA_FIELDS, Cell
+from uat.studies.cells import DATA_FIELDS
 from uat.studies.files import Results, read
 from uat.studies.probes import Trace, seen
 
@@ -58,19 +58,21 @@ class Rows:
 
     @staticmethod
     def of(folder: Path, preset: str | None = None) -> Rows:
-        """The rows of a folder of results; its name tells the preset, unless it is given."""
+        """The rows of a folder of results; intervals, or else its name, tell the preset, unless it is given."""
         if not folder.is_dir():
             raise ValueError(f"{folder} is not a folder of results: `uat reproduce` makes one")
         results = Results(folder)
         scores = results.read("scores")
         if not scores:
             raise ValueError(f"{folder} holds no rows: `uat reproduce STUDY --out {folder}` makes some")
-        found = preset or next((name for name in (folder.name, folder.parent.name) if name in PRESETS), "paper")
+        intervals = results.read("intervals")
+        said = [row["preset"] for row in intervals if row["preset"]] or [folder.name]
+        found = preset or next((name for name in said if name in PRESETS), "paper")
         data = chosen_data(scores)
         return Rows(
             preset=found,
             scores=of_data(scores, data),
-            intervals=of_data(results.read("intervals"), data),
+            intervals=of_data(intervals, data),
             pairs=of_data(results.read("pairs"), data),
             timings=read(folder / "efficiency.jsonl"),
             published=published(),
@@ -144,8 +146,12 @@ class Rows:
         """What the rows of a domain under its recipe say of their setting."""
         return usual_setting(domain, self.preset)
 
-    def key(self, cell: Cell, metric: str) -> Key:
-        return cell.config.domain_name, cell.task, setting_of(cell.config), cell.config.method_name, metric
+    @property
+    def published_costs(self) -> dict[tuple[str, str], float]:
+        """Method and metric -> published time and memory; empty where ours are of other sizes than the paper's."""
+        if self.preset != "paper":
+            return {}
+        return {(r["method"], r["metric"]): r["mean"] for r in self.published if r["task"] == "efficiency"}
 
     def trace(self, probe: str) -> Trace | None:
         """What a probe saw, if it looked."""

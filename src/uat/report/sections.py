@@ -188,7 +188,8 @@ def aggregate_table(rows: Rows) -> Table | None:
     for method, by_task in found.items():
         middle, low, high = aggregate(by_task)
         runs = sum(len(values) for values in by_task.values())
-        body.append([method, f"{middle:.3f}", f"[{low:.3f}, {high:.3f}]", str(len(by_task)), str(runs)])
+        interval = f"[{low:.3f}, {high:.3f}]" if runs > len(by_task) else ""
+        body.append([method, f"{middle:.3f}", interval, str(len(by_task)), str(runs)])
     if not body:
         return None
     return Table(
@@ -209,6 +210,7 @@ def pairs_table(rows: Rows, domain: str) -> Table | None:
         if not own:
             continue
         metric = own[0]["metric"]
+        own = [p for p in own if not any(METHODS[p[side]].changes for side in ("method", "other"))]
         names = {name for pair in own for name in (pair["method"], pair["other"])}
         means = {name: x.mean for name in names if (x := rows.number((domain, task, setting, name, metric)))}
         best = max(means, key=lambda name: means[name], default="")
@@ -304,7 +306,7 @@ def efficiency_table(rows: Rows) -> Table | None:
         return None
     methods = [method for method in TIMED if any(m == method for m, _ in values)]
     metrics = ordered([metric for _, metric in values], LABELS)
-    theirs = {(r["method"], r["metric"]): r["mean"] for r in rows.published if r["task"] == "efficiency"}
+    theirs = rows.published_costs
     head, columns = ["method"], [list(methods)]
     for metric in metrics:
         digits = 0 if metric == "parameters" else 2 if metric.endswith("_ms") else 1
@@ -315,7 +317,7 @@ def efficiency_table(rows: Rows) -> Table | None:
             columns.append([_plain(theirs.get((m, metric)), 0 if metric == "parameters" else 1) for m in methods])
     devices = ", ".join(dict.fromkeys(row["device"] for row in rows.timings))
     batch = rows.timings[0]["batch"]
-    note = f"Batches of {batch} episodes on {devices}; the published numbers are of another GPU."
+    note = f"Batches of {batch} episodes on {devices}; published numbers, where given, are of another GPU."
     body = [list(row) for row in zip(*columns, strict=True)]
     return Table(name="efficiency", title="Efficiency on darkroom", note=note, head=head, rows=body)
 

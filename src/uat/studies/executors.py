@@ -23,7 +23,10 @@ POLL_SECONDS = 0.5
 class Executor(Protocol):
     """Does jobs in any order."""
 
-    workers: int
+    @property
+    def workers(self) -> int:
+        """How many at a time."""
+        ...
 
     def outcomes(
         self, tasks: Sequence[Task], runs: Path, notes: Path, watch: Callable[[], None]

@@ -229,8 +229,8 @@ def pairs(groups: Sequence[Group]) -> list[Pair]:
                 seeds = tuple(sorted(a.runs.keys() & b.runs.keys()))
                 if seeds:
                     names = {"method": a.method, "other": b.method, "metric": metric}
-                    y = [group.only(seeds).values(metric) for group in (a, b)]
-                    difference, low, high, p = paired(*y, a.block)
+                    ours, theirs = (group.only(seeds).values(metric) for group in (a, b))
+                    difference, low, high, p = paired(ours, theirs, a.block)
                     numbers = {"difference": difference, "low": low, "high": high, "p": p, "p_holm": p}
                     about = {"domain": domain, "task": task, "setting": setting, "n": n, "seeds": seeds}
                     own.append(Pair(**names, **numbers, **about))
@@ -252,7 +252,7 @@ def plan(options: Reproduce) -> list[dict[str, Any]]:
         c, changed = cell.config, ", ".join(f"{name}={value}" for name, value in cell.settings)
         head = {"domain": c.domain_name, "task": cell.task, "method": c.method_name, "seed": c.seed}
         rows.append({**head, "setting": changed or "-", "left": "done" if done else in_words(alone)})
-    workers = getattr(executor_for(options), "workers", 1)
+    workers = executor_for(options).workers
     whole = in_words(grid_seconds(left, workers, on_gpu=gpu)) if left else "nothing"
     where = "GPU" if gpu else "CPU"
     count = f"{len(rows)} cells"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import sys
 import time
@@ -159,5 +160,6 @@ def read_notes(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def show_board(total: int) -> Board:
-    """Bars if somebody watches, lines otherwise."""
-    return BoardOfBars(total) if sys.stderr.isatty() else Board(total)
+    """Bars if somebody watches and rich is there, lines otherwise."""
+    watched = sys.stderr.isatty() and importlib.util.find_spec("rich") is not None
+    return BoardOfBars(total) if watched else Board(total)
