@@ -123,7 +123,7 @@ def test_settings_of_another_method_are_no_flags(capsys: Captured) -> None:
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("frobnicate", "unknown command 'frobnicate'; known: list, train, evaluate, demo"),
+        ("frobnicate", "unknown command 'frobnicate'; known: list, train, evaluate, audit, demo"),
         ("trian darkroom", "unknown command 'trian'; did you mean 'train'?"),
         ("--verison", "--verison"),
         ("train", "name a domain"),

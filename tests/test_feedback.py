@@ -10,13 +10,22 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import uat
-from tests.builders import SPECS, build_random, random_trajectory, with_other_feedback
+from tests.builders import (
+    SPECS,
+    build_random,
+    build_uat,
+    random_trajectory,
+    randomise,
+    vanilla_of,
+    with_other_feedback,
+)
 from uat.acting import Behaviour, rollout
 from uat.config import override, run_config_from_json, to_json
 from uat.domains.darkroom.world import DarkRoomConfig, DarkRoomSimulator
-from uat.feedback import CorruptedSimulator, FeedbackConfig, corrupt
+from uat.feedback import CorruptedRecording, CorruptedSimulator, FeedbackConfig, corrupt, corrupted_worlds
 from uat.noise import gumbel
 from uat.recipes import recipe
 from uat.types import NO_ACTION, Discrete, Noise, Spec, Trajectory, Vector
@@ -124,6 +133,33 @@ def test_logs_are_told_what_the_simulator_tells(settings: dict[str, Any]) -> Non
     assert torch.equal(told.told_action, logged.told_action)  # pyright: ignore[reportArgumentType]
 
 
+class Recorded:
+    """The expert's episodes in a room, as somebody wrote them down."""
+
+    def __init__(self) -> None:
+        self.room = DarkRoomSimulator(DarkRoomConfig(horizon=6), "cpu")
+        self.spec, self.noise = self.room.spec, self.room.noise
+
+    def trajectory(self, noise: Noise) -> Trajectory:
+        assert not any(name.startswith("feedback") for name in noise)
+        return rollout(None, self.room, noise)
+
+    def judged(self, trajectory: Trajectory, noise: Noise, answers: Any) -> Trajectory:
+        return replace(trajectory, facts={"answers": answers})
+
+
+def test_recorded_episodes_stay_recorded_and_are_told_as_played_ones() -> None:
+    recording = corrupted_worlds(Recorded(), FeedbackConfig(**SETTINGS["all"]))
+    played = corrupt(Recorded().room, **SETTINGS["all"])
+    noise = recording.noise(torch.arange(5), 3)
+    assert isinstance(recording, CorruptedRecording)
+    told, expected = recording.trajectory(noise), rollout(None, played, noise)
+    assert torch.equal(told.told_reward, expected.told_reward)  # pyright: ignore[reportArgumentType]
+    judged = recording.judged(told, noise, torch.ones(5))
+    assert judged.facts["answers"].sum() == 5
+    assert judged.told_reward is told.told_reward
+
+
 # ---------------------------------------------------------------- nothing else changes
 
 
@@ -132,10 +168,10 @@ def happened(trajectory: Trajectory) -> dict[str, Tensor]:
     return {name: getattr(trajectory, name) for name in names} | trajectory.facts
 
 
-@every_setting
-@pytest.mark.parametrize("domain", ["darkroom", "sepsis"])
-def test_nothing_but_the_told_feedback_changes(domain: str, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("domain", "name"), [*(("darkroom", name) for name in SETTINGS), ("sepsis", "all")])
+def test_nothing_but_the_told_feedback_changes(domain: str, name: str) -> None:
     """Behaviour and a blind policy, sampled: the world, the targets and the metrics are the same bits."""
+    settings = SETTINGS[name]
     config = recipe(domain, "vanilla", "smoke")
     clean = config.build_domain()
     other = replace(config, feedback=FeedbackConfig(**settings)).build_domain()
@@ -165,17 +201,35 @@ def test_the_policy_is_told_in_acting_what_it_is_told_in_training(settings: dict
     assert torch.equal(policy.logits(simulator.spec.clock.batch(played)).argmax(-1), played.action)
 
 
+class NothingReadBack(TorchDispatchMode):
+    """Refuses what makes the host wait for a value: such a rollout could not be captured as a CUDA graph."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert str(function).split(".")[1] not in ("_local_scalar_dense", "nonzero", "equal", "is_nonzero"), function
+        return function(*args, **(kwargs or {}))
+
+
+def test_the_channel_reads_nothing_back_to_the_host() -> None:
+    simulator = corrupt(DarkRoomSimulator(DarkRoomConfig(horizon=5), "cpu"), **SETTINGS["all"])
+    noise, policy = simulator.noise(torch.arange(4), 0), build_random("uat", simulator.spec, dtype=torch.float32)
+    with NothingReadBack():
+        rollout(policy, simulator, noise)
+    with pytest.raises(AssertionError, match="_local_scalar_dense"), NothingReadBack():
+        noise["start"][0].item()
+
+
 def test_null_action_and_reward_make_uat_vanilla() -> None:
     """No feedback at all: all gates are exactly zero."""
     for spec in (SPECS["vector-discrete"], SPECS["assets-weights"]):
         batch = spec.clock.batch(corrupt(random_trajectory(spec), reward="null", action="null"))
         assert (batch.prev_reward == 0).all()
         assert (batch.prev_action == (NO_ACTION if isinstance(spec.action, Discrete) else 0)).all()
-        gates = build_random("uat", spec).gates(batch.prev_action, batch.prev_reward)  # pyright: ignore[reportAttributeAccessIssue]
-        assert gates.rho.abs().max() == 0
+        policy = randomise(build_uat(spec), 0)
+        gates = policy.utility(batch.prev_action, batch.prev_reward)
+        assert max(gate.abs().max() for gate in (gates.rho, *gates.g)) == 0
         other = spec.clock.batch(corrupt(with_other_feedback(random_trajectory(spec)), reward="null", action="null"))
-        policy = build_random("uat", spec)
         assert torch.equal(policy.logits(batch), policy.logits(other))
+        assert torch.equal(policy.logits(batch), vanilla_of(policy).logits(batch))
 
 
 # ---------------------------------------------------------------- a setting of a run

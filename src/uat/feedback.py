@@ -82,11 +82,22 @@ class FeedbackConfig:
             reward = -reward
         return action, reward
 
+    def tell(self, trajectory: Trajectory, noise: Noise) -> Trajectory:
+        """Whole episodes, of which a policy is told something else: what a simulator's channel tells, all at once."""
+        action = trajectory.action if trajectory.told_action is None else trajectory.told_action
+        reward_BT = trajectory.reward if trajectory.told_reward is None else trajectory.told_reward
+        action, sent_BT = self.change(action, reward_BT)
+        if (pick_BT := noise.get(PREFIX + "pick")) is not None:
+            sent_BT = sent_BT.gather(1, pick_BT)
+        if (normal_BT := noise.get(PREFIX + "normal")) is not None:
+            sent_BT = sent_BT + self.noise * normal_BT
+        return replace(trajectory, told_action=action, told_reward=shift(sent_BT, self.delay))
+
 
 TRUE = FeedbackConfig()
 
 
-# ---------------------------------------------------------------- simulators
+# ---------------------------------------------------------------- simulators and recordings
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,37 +116,58 @@ class CorruptedWorld:
         return len(self.sent)
 
 
-class CorruptedSimulator:
-    """A simulator whose policies are told something else than what happens."""
+class Corrupted:
+    """Worlds with a channel's own noise beside theirs."""
 
-    def __init__(self, simulator: Simulator[Any], config: FeedbackConfig) -> None:
-        if isinstance(simulator, CorruptedSimulator):
-            raise ValueError("this simulator's feedback is corrupted already: give all settings at once")
-        self.simulator, self.config = simulator, config
-        self.spec: Spec = simulator.spec
+    def __init__(self, worlds: Any, config: FeedbackConfig) -> None:
+        if isinstance(worlds, Corrupted):
+            raise ValueError("this feedback is corrupted already: give all settings at once")
+        self.worlds, self.config = worlds, config
+        self.spec: Spec = worlds.spec
 
     def noise(self, episode_ids: Tensor, seed: int) -> Noise:
-        found = self.simulator.noise(episode_ids, seed)
+        found = self.worlds.noise(episode_ids, seed)
         device = next(iter(found.values())).device if found else episode_ids.device
         return {**found, **self.config.draw(episode_ids.to(device), seed, self.spec.horizon)}
 
+
+def _apart(noise: Noise) -> tuple[Noise, Noise]:
+    """The worlds' noise, and the channel's."""
+    own = {name: value for name, value in noise.items() if name.startswith(PREFIX)}
+    return {name: value for name, value in noise.items() if name not in own}, own
+
+
+class CorruptedRecording(Corrupted):
+    """Episodes that no action changes, of which policies are told something else than what happened."""
+
+    def trajectory(self, noise: Noise) -> Trajectory:
+        theirs, own = _apart(noise)
+        return self.config.tell(self.worlds.trajectory(theirs), own)
+
+    def judged(self, trajectory: Trajectory, noise: Noise, answers: Any) -> Trajectory:
+        return self.worlds.judged(trajectory, _apart(noise)[0], answers)
+
+
+class CorruptedSimulator(Corrupted):
+    """A simulator whose policies are told something else than what happens."""
+
     def reset(self, noise: Noise) -> tuple[CorruptedWorld, Tensor]:
-        own = {name: value for name, value in noise.items() if name.startswith(PREFIX)}
-        inner, obs = self.simulator.reset({name: value for name, value in noise.items() if name not in own})
+        theirs, own = _apart(noise)
+        inner, obs = self.worlds.reset(theirs)
         return CorruptedWorld(inner, own), obs
 
     def expert(self, world: CorruptedWorld) -> Tensor:
-        return self.simulator.expert(world.inner)
+        return self.worlds.expert(world.inner)
 
     def allowed(self, world: CorruptedWorld) -> Tensor | None:
-        return self.simulator.allowed(world.inner)
+        return self.worlds.allowed(world.inner)
 
     def facts(self, world: CorruptedWorld) -> dict[str, Tensor]:
-        return self.simulator.facts(world.inner)
+        return self.worlds.facts(world.inner)
 
     def step(self, world: CorruptedWorld, action: Tensor) -> tuple[CorruptedWorld, Tensor, Tensor, Tensor]:
-        inner, obs, reward_B, done_B = self.simulator.step(world.inner, action)
-        told_action, sent_B = self.config.change(*told(self.simulator, inner, action, reward_B))
+        inner, obs, reward_B, done_B = self.worlds.step(world.inner, action)
+        told_action, sent_B = self.config.change(*told(self.worlds, inner, action, reward_B))
         earned = world.earned
         if (pick_BT := world.noise.get(PREFIX + "pick")) is not None:
             earned = (*earned, sent_B)
@@ -152,20 +184,7 @@ class CorruptedSimulator:
         return world.action, world.sent[arrived] if arrived >= 0 else torch.zeros_like(world.sent[0])
 
 
-# ---------------------------------------------------------------- logs, domains, and the one line
-
-
-def corrupted_logs(trajectory: Trajectory, config: FeedbackConfig, episode_ids: Tensor, seed: int) -> Trajectory:
-    """The same episodes, of which a policy is told something else: what the simulator's channel tells, all at once."""
-    action = trajectory.action if trajectory.told_action is None else trajectory.told_action
-    reward_BT = trajectory.reward if trajectory.told_reward is None else trajectory.told_reward
-    action, sent_BT = config.change(action, reward_BT)
-    noise = config.draw(episode_ids.to(sent_BT.device), seed, sent_BT.shape[1])
-    if (pick_BT := noise.get(PREFIX + "pick")) is not None:
-        sent_BT = sent_BT.gather(1, pick_BT)
-    if (normal_BT := noise.get(PREFIX + "normal")) is not None:
-        sent_BT = sent_BT + config.noise * normal_BT
-    return replace(trajectory, told_action=action, told_reward=shift(sent_BT, config.delay))
+# ---------------------------------------------------------------- the one line, and domains
 
 
 @overload
@@ -180,7 +199,7 @@ def corrupt(
     episode_ids: Tensor | None = None,
     seed: int = 0,
     **settings: Any,
-) -> CorruptedSimulator | Trajectory:
+) -> Corrupted | Trajectory:
     """A simulator, or logged episodes, of which policies are told something else: `corrupt(simulator, noise=2.0)`.
 
     Settings are those of FeedbackConfig, and change the config where one is given. Logs take the ids of their
@@ -191,9 +210,14 @@ def corrupt(
         raise ValueError(f"unknown feedback setting {unknown[0]!r}; known: {', '.join(sorted(known))}")
     config = replace(config, **settings)
     if not isinstance(what, Trajectory):
-        return CorruptedSimulator(what, config)
+        return corrupted_worlds(what, config)
     ids_B = torch.arange(len(what.valid)) if episode_ids is None else episode_ids
-    return corrupted_logs(what, config, ids_B, seed)
+    return config.tell(what, config.draw(ids_B.to(what.valid.device), seed, what.valid.shape[1]))
+
+
+def corrupted_worlds(worlds: Any, config: FeedbackConfig) -> Corrupted:
+    """Whatever has a `trajectory(noise)` instead of steps holds recorded episodes, and stays such."""
+    return CorruptedRecording(worlds, config) if hasattr(worlds, "trajectory") else CorruptedSimulator(worlds, config)
 
 
 class CorruptedDomain:
@@ -211,5 +235,5 @@ class CorruptedDomain:
             raise AttributeError(name)
         return getattr(self.clean, name)
 
-    def simulator(self, split: Any, device: torch.device | str) -> CorruptedSimulator:
-        return CorruptedSimulator(self.clean.simulator(split, device), self.feedback)
+    def simulator(self, split: Any, device: torch.device | str) -> Corrupted:
+        return corrupted_worlds(self.clean.simulator(split, device), self.feedback)

@@ -22,8 +22,9 @@ Axes: B episodes, T time, A actions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ LOUD = 3.0
 WITNESSING = 16
 """Episodes in which the reference is asked: an exact filter is slow, and one witness would do."""
 SURE = 1e-6
-"""By how much the best action must be likelier than another decision's, for the two to differ."""
+"""By how much the score of the best action must exceed that of another decision, for the two to differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +174,8 @@ def play(policy: Agent[Any], simulator: Simulator[Any], episodes: int, seed: int
     """What a policy meets where it samples its actions: feedback differs more than under its arg-max."""
     spec, ids = simulator.spec, torch.arange(episodes)
     noise, gumbel_BTA = simulator.noise(ids, seed), None
+    if hasattr(simulator, "trajectory"):  # recorded episodes, which nobody plays
+        return simulator.trajectory(noise)  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(spec.action, Discrete):
         device = next(iter(noise.values())).device
         flat = gumbel(seed, "audit", ids.to(device), spec.horizon * spec.action.count)
@@ -245,14 +248,18 @@ def difference(x: Tensor, y: Tensor) -> Tensor:
     return both.flatten(2).amax(-1)
 
 
-def two_decisions(p_logits: Tensor, q_logits: Tensor) -> Tensor:
+def two_decisions(p: Tensor, q: Tensor) -> Tensor:
     """(B, T) whether the best actions differ, each better than the other's by more than rounding; False where either
-    history cannot be, so that its logits are not numbers."""
-    p, q = p_logits.double().softmax(-1), q_logits.double().softmax(-1)
+    history cannot be, so that its scores are not numbers."""
     best_p, best_q = p.argmax(-1, keepdim=True), q.argmax(-1, keepdim=True)
     prefers_p = p.gather(-1, best_p) - p.gather(-1, best_q) > SURE
     prefers_q = q.gather(-1, best_q) - q.gather(-1, best_p) > SURE
     return (prefers_p & prefers_q)[..., 0]  # comparisons with NaN are False
+
+
+def by_step(measure: Callable[[Tensor, Tensor], Tensor], p: Tensor, q: Tensor) -> Tensor:
+    """(B, T) a measure of two (B, T, A), one step at a time: the actions may be many."""
+    return torch.stack([measure(p[:, t], q[:, t]) for t in range(p.shape[1])], dim=1)
 
 
 # ---------------------------------------------------------------- the audit itself
@@ -287,10 +294,11 @@ class _Auditor:
     def _dependence(self, channel: str, batch: Batch, before: Tensor) -> tuple[Dependence, float]:
         """What the channel does, and the largest change that it makes anywhere."""
         bits, changed, largest = [], [], self._from_nowhere(channel, batch, before) if channel in FEEDBACK else 0.0
-        for other in self._resampled((channel,), batch):
+        for partner_B in self._partners(batch):
+            other = exchanged(batch, (channel,), partner_B)
             after = answers(self.policy, other)
-            bits.append(episode_mean(divergence(before, after), other.valid))
-            changed.append(episode_mean(moved(before, after, self.spec), other.valid))
+            bits.append(episode_mean(by_step(divergence, before, after), other.valid))
+            changed.append(episode_mean(by_step(partial(moved, spec=self.spec), before, after), other.valid))
             largest = max(largest, torch.where(other.valid, difference(before, after), 0.0).max().item())
         bits_B = torch.stack(bits).mean(0).cpu()
         low, high = interval(bits_B[None])
@@ -325,16 +333,13 @@ class _Auditor:
         changed[:, lag:] = values[:, lag:].to(told)
         return changed
 
-    def _resampled(self, channels: tuple[str, ...], *batches: Batch) -> Iterator[Any]:
-        """Each batch (one, or a tuple of them with the same partners) with some channels of another episode, and with
-        the steps that are real in both."""
+    def _partners(self, batch: Batch) -> Iterator[Tensor]:
+        """(B,) for each draw, whose channel every episode is given: never its own."""
         for _ in range(self.draws):
-            order = torch.randperm(len(batches[0].valid), generator=self.generator)
+            order = torch.randperm(len(batch.valid), generator=self.generator)
             partner_B = torch.empty_like(order)
-            partner_B[order] = order.roll(1)  # a cycle: nobody is its own partner
-            partner_B = partner_B.to(batches[0].valid.device)
-            others = [_with_partners(batch, channels, partner_B) for batch in batches]
-            yield others[0] if len(others) == 1 else tuple(others)
+            partner_B[order] = order.roll(1)  # one cycle through all
+            yield partner_B.to(batch.valid.device)
 
     def _witnesses(self, reference: Agent[Any]) -> list[tuple[int, int]]:
         """How often the reference decides otherwise after other feedback, and how often of these the policy answers
@@ -342,15 +347,28 @@ class _Auditor:
         few = self.happened.map(lambda x: x[:WITNESSING])
         told = self.spec.clock.batch(few)
         truth = self.spec.clock.batch(replace(few, told_action=None, told_reward=None))
-        best, before, found = answers(reference, truth, few.facts), answers(self.policy, told), []
+        best, before, found = decisions(reference, truth, few.facts), answers(self.policy, told), []
+        last_B1 = told.valid.sum(1, keepdim=True) - 1
         for channels in (("action",), ("reward",), FEEDBACK):
-            for other_truth, other_told in self._resampled(channels, truth, told):
-                differ_BT = two_decisions(best, answers(reference, other_truth, few.facts)) & other_truth.valid
+            for partner_B in self._partners(told):
+                other_truth, other_told = (exchanged(batch, channels, partner_B) for batch in (truth, told))
+                differ = two_decisions(best, decisions(reference, other_truth, few.facts))
                 answered_BT = difference(before, answers(self.policy, other_told)) > 0
+                if differ.shape[1] < answered_BT.shape[1]:  # the reference was asked at the last step alone
+                    differ = torch.zeros_like(answered_BT).scatter(1, last_B1, differ)
+                differ_BT = differ & other_told.valid
                 found.append((int(differ_BT.sum()), int((differ_BT & answered_BT).sum())))
         return found
 
 
-def _with_partners(batch: Batch, channels: tuple[str, ...], partner_B: Tensor) -> Batch:
+def decisions(reference: Any, batch: Batch, facts: dict[str, Tensor]) -> Tensor:
+    """Scores (B, T, A) of who decides best; (B, 1, A) of one that reads whole episodes and is asked at their ends."""
+    if hasattr(reference, "step"):
+        return answers(reference, batch, facts)
+    return reference.read(batch).every(slice(None))[:, None]
+
+
+def exchanged(batch: Batch, channels: tuple[str, ...], partner_B: Tensor) -> Batch:
+    """Some channels of another episode each, and the steps that are real in both."""
     taken = {FIELDS[channel]: getattr(batch, FIELDS[channel])[partner_B] for channel in channels}
     return replace(batch, valid=batch.valid & batch.valid[partner_B], **taken)
