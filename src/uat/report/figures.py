@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from uat.domains import DOMAINS
+from uat.evaluation.scores import CEILING
 from uat.methods import METHODS
 from uat.report.rows import Number, Rows
 from uat.report.sections import LABELS, headline_metrics, metrics_of, sweep_points, there
@@ -95,11 +96,15 @@ def draw_boundary(rows: Rows) -> Any:
             style = style_of(method)
             axis.plot(at, mean, label=method, markersize=5, **style)
             axis.fill_between(at, mean - std, mean + std, color=style["color"], alpha=0.2, linewidth=0)
+        ceiling = np.array([np.nan if (x := numbers[CEILING]) is None else x.mean for _, numbers in levels])
+        if np.isfinite(ceiling).any():
+            axis.plot(at, ceiling, color=COLOURS[2], linestyle=":", marker="_", markersize=12, label="Bayes filter")
         for x, (_, numbers) in zip(at, levels, strict=True):
             means = [number.mean for method in (TWIN, BEST) if (number := numbers[method]) is not None]
             if len(means) == 2:
                 gap, top = means[1] - means[0], max(means)
-                axis.annotate(f"{gap:+.2f}", (x, top), (0, 7), textcoords="offset points", ha="center", fontsize=7)
+                text = f"{gap:+.2f}" if abs(gap) >= 0.1 else f"{gap:+.3f}"
+                axis.annotate(text, (x, top), (0, 7), textcoords="offset points", ha="center", fontsize=7)
         axis.set_xticks(at, [label for label, _ in levels], rotation=35, ha="right")
         axis.set_ylabel(metrics_of(domain, rows.preset)[0].label)
         axis.margins(y=0.15)
@@ -113,10 +118,9 @@ def _levels(rows: Rows, domain: str, labels: Sequence[str]) -> list[tuple[str, d
     sweeps = {s.label: s for s in STUDIES["boundary"].sweeps if s.domain == domain and s.label and not s.missing()}
     levels = []
     for label in (label for label in labels if label in sweeps):
-        numbers = {
-            m: sweep_points(rows, sweeps[label], m, metrics_of(domain, rows.preset)[0].name) for m in (TWIN, BEST)
-        }
-        if any(numbers.values()):
+        metric = metrics_of(domain, rows.preset)[0].name
+        numbers = {name: sweep_points(rows, sweeps[label], name, metric) for name in (TWIN, BEST, CEILING)}
+        if numbers[TWIN] or numbers[BEST]:
             levels.append((label, numbers))
     return levels if len(levels) > 1 else []
 
@@ -297,7 +301,7 @@ def draw_diagnostics(rows: Rows) -> Any:
             axis.bar(at, means, width, yerr=stds, capsize=2, color=COLOURS[i % 7], hatch=HATCHES[i % 7], label=label)
             axis.set_xticks(np.arange(len(by_method)), list(by_method), rotation=20, ha="right")
         axis.legend(
-            fontsize=7, ncols=min(4, len(found)), loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.1
+            fontsize=7, ncols=min(5, len(found)), loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.1
         )
         axis.axhline(0, color="#555555", linewidth=0.8)
     _letter(axes, [f"{domain}" for domain in bars])
@@ -409,7 +413,7 @@ DRAWINGS: tuple[Drawing, ...] = (
         name="boundary",
         title="Boundary analysis",
         caption="UAT and Vanilla, trained anew under feedback that is noisy, absent, false or late. Bands: deviation "
-        "over seeds; numbers: UAT − Vanilla.",
+        "over seeds; numbers: UAT − Vanilla. The filter is told the truth.",
         draw=draw_boundary,
     ),
     Drawing(

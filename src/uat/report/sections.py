@@ -242,11 +242,11 @@ def _p(value: float | None) -> str:
 
 
 def sweep_points(rows: Rows, sweep: Sweep, method: str, metric: str) -> Number | None:
-    """A metric of one method under a sweep's settings."""
+    """A metric of one method, or of a reference, under a sweep's settings."""
     if sweep.missing():
         return None
     task = (sweep.tasks or DOMAINS[sweep.domain].tasks)[0]
-    cell = build_cell(sweep.domain, task, method, rows.preset, 0, sweep.settings)
+    cell = build_cell(sweep.domain, task, method if method in METHODS else "uat", rows.preset, 0, sweep.settings)
     return rows.number((sweep.domain, task, setting_of(cell.config), method, metric))
 
 
@@ -261,14 +261,16 @@ def boundary_table(rows: Rows, domain: str) -> Table | None:
         if uat is None and vanilla is None:
             continue
         gap = None if uat is None or vanilla is None else uat.mean - vanilla.mean
-        body.append([sweep.label, number(uat), number(vanilla), signed(gap), signed(_published_gap(rows, sweep))])
-    if not body:
-        return None
+        ceiling = sweep_points(rows, sweep, CEILING, metric.name)
+        numbers = [number(uat), number(vanilla), signed(gap), signed(_published_gap(rows, sweep))]
+        body.append([sweep.label, *numbers, "" if ceiling is None else number(ceiling)])
+    if len(body) < 2:
+        return None  # the clean channel alone is the main table's
     return Table(
         name=f"boundary-{domain}",
         title=f"{domain}: {metric.label or metric.name} under degraded feedback",
-        note="Both trained anew under each. " + OURS,
-        head=["feedback", "uat", "vanilla", "difference", "published difference"],
+        note="Both trained anew under each. The filter is told the truth, as late as the policies. " + OURS,
+        head=["feedback", "uat", "vanilla", "difference", "published difference", "Bayes filter"],
         rows=[list(row) for row in body],
     )
 
