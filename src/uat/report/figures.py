@@ -89,13 +89,19 @@ def draw_boundary(rows: Rows) -> Any:
     axes = figure.subplots(1, len(found), squeeze=False)[0]
     for axis, (domain, levels) in zip(axes, found.items(), strict=True):
         at = np.arange(len(levels))
+        fading = np.array([label != "inverted" for label, _ in levels])  # inverted rewards tell as much as true ones
         for method in (TWIN, BEST):
             points = [numbers[method] for _, numbers in levels]
             mean = np.array([np.nan if x is None else x.mean for x in points])
             std = np.array([0.0 if x is None or x.std is None else x.std for x in points])
             style = style_of(method)
-            axis.plot(at, mean, label=method, markersize=5, **style)
-            axis.fill_between(at, mean - std, mean + std, color=style["color"], alpha=0.2, linewidth=0)
+            for part, label in ((fading, method), (~fading, None)):
+                axis.plot(at[part], mean[part], label=label, markersize=5, **style)
+            low, high = (mean - std)[fading], (mean + std)[fading]
+            axis.fill_between(at[fading], low, high, color=style["color"], alpha=0.2, linewidth=0)
+            axis.errorbar(
+                at[~fading], mean[~fading], yerr=std[~fading], color=style["color"], capsize=3, linestyle="none"
+            )
         ceiling = np.array([np.nan if (x := numbers[CEILING]) is None else x.mean for _, numbers in levels])
         if np.isfinite(ceiling).any():
             axis.plot(at, ceiling, color=COLOURS[2], linestyle=":", marker="_", markersize=12, label="Bayes filter")

@@ -19,14 +19,15 @@ from uat.studies.grids import STUDIES, TIMED
 from uat.types import Metric
 
 REFERENCES = {
-    CEILING: "Bayes filter: the best that what is seen allows",
-    EXPERT: "the expert, who sees what is hidden",
-    RANDOM: "every action as likely as the next",
-    "constant-hazard": "a filter that knows how often regimes change on average",
-    "equal-weight": "every asset the same weight",
-    "no-feedback": "the best without feedback",
+    CEILING: "Bayes filter",
+    EXPERT: "expert",
+    RANDOM: "chance",
 }
-"""What stands beside methods, in words."""
+"""What stands beside methods, as tables call it; a domain's other references go by their own names."""
+LEGEND = (
+    "Beside the methods: the Bayes filter knows the generative model and sees what a policy sees; the expert sees what "
+    "is hidden; chance takes every action alike."
+)
 LABELS = {
     "parameters": "parameters",
     "optimize_ms": "ms per optimize pass",
@@ -79,10 +80,10 @@ def score_table(
 ) -> Table:
     """Methods down; for every task ours, published and the difference, or the interval and the gap closed."""
     tasks = [task for task in DOMAINS[domain].tasks if any(_number(rows, domain, task, m, metric) for m in methods)]
-    columns: list[list[Entry | str]] = [[f"{m} ({REFERENCES[m]})" if m in REFERENCES else m for m in methods]]
+    columns: list[list[Entry | str]] = [[REFERENCES.get(m, m) for m in methods]]
     head, competes = ["method"], [m in METHODS for m in methods]
     for task in tasks:
-        shown = f"{task} " if len(tasks) > 1 or task != domain else ""
+        shown = f"{task} " if len(DOMAINS[domain].tasks) > 1 else ""
         found = [_number(rows, domain, task, m, metric) for m in methods]
         if gaps:
             head += [f"{shown}95 % interval", f"{shown}gap closed"]

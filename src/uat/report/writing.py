@@ -161,13 +161,13 @@ def about(rows: Rows) -> str:
     return (
         f"Made by `uat report {rows.folder}` (uat {__version__}) from {len(rows.scores):,} rows measured under the "
         f"preset {rows.preset}. {sections.OURS} Where both are given, Δ is ours minus published. The published numbers "
-        f"come from other simulators, data and hardware, and stand beside ours for orientation.{data}"
+        f"come from other simulators, data and hardware, and stand beside ours for orientation. {sections.LEGEND}{data}"
     )
 
 
 CSS = """
 :root { color-scheme: light; }
-body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 68rem; margin: 2rem auto;
+body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 76rem; margin: 2rem auto;
   padding: 0 1rem; }
 h1, h2, h3 { line-height: 1.2; } h2 { border-top: 2px solid #0072B2; padding-top: .6rem; margin-top: 2.4rem; }
 h3 { font-size: 1rem; margin: 1.6rem 0 .3rem; }
@@ -175,7 +175,8 @@ nav a { margin-right: 1rem; } a { color: #0072B2; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
 th, td { padding: .18rem .6rem; text-align: right; white-space: nowrap; border-bottom: 1px solid #ddd; }
-th:first-child, td:first-child { text-align: left; } thead th { border-bottom: 2px solid #555; }
+th:first-child, td:first-child { text-align: left; } thead th { border-bottom: 2px solid #555;
+  white-space: normal; vertical-align: bottom; }
 tbody tr:nth-child(even) { background: #f6f8fa; }
 figure { margin: 1rem 0; } figure svg { max-width: 100%; height: auto; }
 figcaption, .note { color: #444; font-size: 13px; }

@@ -53,10 +53,10 @@ REWARDS: dict[str, dict[str, object]] = {
     "σ = 5": {"feedback.noise": 5.0},
     "null": {"feedback.reward": "null"},
     "shuffled": {"feedback.reward": "shuffled"},
-    "inverted": {"feedback.reward": "inverted"},
     "null, no action": {"feedback.reward": "null", "feedback.action": "null"},
+    "inverted": {"feedback.reward": "inverted"},
 }
-"""What is told in place of a reward in the dark room, from the truth to nothing."""
+"""What is told in place of a reward in the dark room, from the truth to nothing; then what is false but tells all."""
 DELAYS: dict[str, dict[str, object]] = {f"d = {d}": {"domain.delay": d} for d in (0, 1, 3, 5, 10)}
 """Steps by which rewards come late in recommendation."""
 WRONG: dict[str, dict[str, object]] = {name: REWARDS[name] for name in ("null", "shuffled", "inverted")}
