@@ -45,6 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bench": {
         "flags",
         "types",
+        "nn",
         "methods",
         "domains",
         "acting",

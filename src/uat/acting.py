@@ -2,17 +2,19 @@
 
 The loop runs on tensors alone: no value is read back to the host, so that the whole rollout can be
 captured as one CUDA graph. Randomness of worlds and of sampled actions is handed in.
+
+Where no action changes anything (a `Recording`) there is nothing to play: the agent reads the episodes and is asked.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from uat.types import Agent, Discrete, Noise, Simulator, Spec, Step, Trajectory
+from uat.types import Agent, Answers, Batch, Discrete, Noise, Reader, Recording, Simulator, Spec, Step, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,45 @@ def look(agent: Any, state: Any, facts: dict[str, Tensor]) -> Any:
     return agent.look(state, facts) if hasattr(agent, "look") else state
 
 
+@dataclass(frozen=True, slots=True)
+class Logits:
+    """Answers of an agent that gives the logits of all actions."""
+
+    logits_BA: Tensor
+
+    def among(self, candidate_BK: Tensor) -> Tensor:
+        return self.logits_BA.gather(1, candidate_BK)
+
+    def every(self, episodes: slice) -> Tensor:
+        return self.logits_BA[episodes]
+
+
+@torch.no_grad()
+def replay(agent: Any, recording: Recording, noise: Noise) -> Trajectory:
+    """Ask an agent about recorded episodes; if nobody is asked, they are as they happened.
+
+    An agent that reads whole episodes (`read`) does so; any other is told step by step.
+    """
+    trajectory = recording.trajectory(noise)
+    if agent is None or isinstance(agent, Behaviour):
+        return trajectory
+    batch = recording.spec.clock.batch(trajectory)
+    answers = agent.read(batch) if hasattr(agent, "read") else read_by_steps(agent, batch)
+    return recording.judged(trajectory, noise, answers)
+
+
+def read_by_steps(agent: Agent[Any], batch: Batch) -> Answers:
+    """The slow twin of an agent's own `read`: what it answers at the last real step, told one step at a time."""
+    streams, steps = batch.valid.shape
+    state, last = agent.init_state(streams, steps, batch.obs.device), batch.last_B[:, None]
+    logits_BA = None
+    for t in range(steps):
+        now_BA, state = agent.step(state, batch.step(t))
+        logits_BA = now_BA if logits_BA is None else torch.where(last >= t, now_BA, logits_BA)
+    assert logits_BA is not None
+    return Logits(logits_BA)
+
+
 def told(simulator: Any, world: Any, action: Tensor, reward_B: Tensor) -> tuple[Tensor, Tensor]:
     """What a policy is told of the step that led to this world: what happened, unless the simulator says otherwise."""
     return simulator.told(world) if hasattr(simulator, "told") else (action, reward_B)
@@ -66,13 +107,19 @@ def told(simulator: Any, world: Any, action: Tensor, reward_B: Tensor) -> tuple[
 
 @torch.no_grad()
 def rollout(
-    agent: Agent[Any] | Behaviour | None, simulator: Simulator[Any], noise: Noise, gumbel_BTA: Tensor | None = None
+    agent: Agent[Any] | Reader | Behaviour | None,
+    simulator: Simulator[Any] | Recording,
+    noise: Noise,
+    gumbel_BTA: Tensor | None = None,
 ) -> Trajectory:
     """Play one episode in each world: greedily, or sampling with the noise given; without an agent the expert plays.
 
-    After an episode ends its stream goes on as padding (`valid` False) until the horizon.
+    After an episode ends its stream goes on as padding (`valid` False) until the horizon. Recorded episodes are
+    replayed.
     """
-    spec = simulator.spec
+    if isinstance(simulator, Recording):
+        return replay(agent, simulator, noise)
+    agent, spec = cast("Agent[Any] | Behaviour | None", agent), simulator.spec
     if spec.reward_lag < 1:
         raise ValueError(f"reward_lag={spec.reward_lag} is for logs: in a simulator the reward comes after the action")
     world, obs = simulator.reset(noise)

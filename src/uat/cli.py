@@ -18,7 +18,7 @@ import tyro
 
 import uat
 from uat.config import PRESETS, SECTIONS, lookup, to_json
-from uat.data import SOURCES
+from uat.data import SOURCES, archives
 from uat.domains import DOMAINS
 from uat.evaluation.auditing import audit_run
 from uat.evaluation.comparison import compare
@@ -105,14 +105,18 @@ class Demo:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """Look at a file of your own before anything is computed from it."""
+    """Look at data of your own before anything is computed from them, get published ones, make them ready."""
 
-    verb: tyro.conf.Positional[Literal["check"]]
-    """check: say what the file holds and what is odd in it; exit with 2 if it cannot be used."""
+    verb: tyro.conf.Positional[Literal["check", "fetch", "prepare"]]
+    """check: say what the file holds and what is odd in it; exit with 2 if it cannot be used. fetch: download a
+    published data set; if that breaks off, the same command goes on. prepare: read the files once and write what
+    training needs into one file, for machines that cannot read them."""
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
-    """What kind of data it is, such as markets."""
+    """What kind of data it is, such as markets; for fetch, which data set, such as movielens-1m."""
     path: tyro.conf.Positional[Path]
-    """The file, or a folder of them."""
+    """The file, or a folder of them; for fetch, the folder in which the data set becomes a folder."""
+    out: Path | None = None
+    """The file that prepare writes, such as ml-1m.npz."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -249,6 +253,19 @@ def run_demo(args: list[str]) -> None:
 
 def run_data(args: list[str]) -> None:
     options = parse(Data, args, "uat data")
+    if options.verb == "fetch":
+        fetch = archives()[lookup("data set", options.name, archives())].fetch
+        assert fetch is not None
+        print_rows([{"data set": options.name, "folder": str(fetch(options.name, options.path))}], as_json=options.json)
+        return
+    if options.verb == "prepare":
+        prepare = SOURCES[lookup("data", options.name, SOURCES)].prepare
+        if prepare is None:
+            raise ValueError(f"{options.name} needs no preparation: its files are read as they are")
+        if options.out is None:
+            raise ValueError(f"say where to write: uat data prepare {options.name} {options.path} --out FILE")
+        print_rows([{"file": str(options.out), **prepare(options.path, options.out)}], as_json=options.json)
+        return
     reports = SOURCES[lookup("data", options.name, SOURCES)].check(options.path)
     print_rows([row for report in reports for row in report.rows()], as_json=options.json)
     if refusal := next((report.refusal for report in reports if report.refusal), None):
@@ -302,6 +319,8 @@ USAGE = """usage: uat COMMAND [OPTIONS]
   uat audit RUN... [--json]                        whether policies are feedback-blind, and what they hang on
   uat demo [--out DIR]                             Vanilla and UAT on DarkRoom, and a page to look at
   uat data check NAME PATH [--json]                what a file of yours holds, and whether it can be used
+  uat data fetch NAME FOLDER                       download a published data set, such as movielens-1m
+  uat data prepare NAME PATH --out FILE            read files once into one that every machine can read
   uat reproduce STUDY [--preset P] [--dry-run] ... run a study of the paper, or all; goes on where it stopped
   uat report DIR [--out DIR]                       tables, figures and one page of a study's rows
   uat bench [--cases ...] [--json] [--plot FILE]   speed of every path beside its slow twin and its peers

@@ -33,6 +33,13 @@ BACKBONE: dict[str, Settings] = {
         "method.d_ff": 256,
         "method.dropout": 0.05,
     },
+    "movielens": {
+        "method.d_model": 64,
+        "method.num_heads": 4,
+        "method.num_layers": 3,
+        "method.d_ff": 128,
+        "method.dropout": 0.1,
+    },
 }
 """The paper's table of hyperparameters, its shared rows: the same backbone for every Transformer of a domain."""
 
@@ -45,6 +52,14 @@ TRAINING: dict[str, Settings] = {
         "train.epochs": 7000,
         "train.patience": 210,
         "train.validate_every": 14,
+    },
+    "movielens": {  # 45 batches are one pass over the windows of ML-1M: 500 passes, patience 100, judged after each;
+        # feedback methods stay at the blind level for many passes before they rise, so that less would cut them off
+        "train.batch_size": 256,
+        "train.lr": 1e-3,
+        "train.epochs": 22_500,
+        "train.patience": 4500,
+        "train.validate_every": 45,
     },
 }
 """The same table, its rows on training."""
@@ -69,6 +84,13 @@ PAIRS: dict[tuple[str, str], Settings] = {
         "method.d_action": 64,
         "method.d_hidden": 64,
         "method.decay": 0.9,
+        "train.utility_lr": 2e-2,
+    },
+    ("movielens", "uat"): {
+        "method.d_utility": 16,
+        "method.d_action": 8,
+        "method.d_hidden": 32,
+        "method.decay": 0.95,
         "train.utility_lr": 2e-2,
     },
 }
@@ -133,6 +155,31 @@ PRESET: dict[tuple[str, str], Settings] = {
         "method.d_ff": 128,
     },
     ("markets", "paper"): {"train.precision": "tf32"},
+    ("movielens", "smoke"): {
+        "domain.users": 150,
+        "domain.items": 300,
+        "domain.horizon": 20,
+        "domain.draws": 2,
+        "domain.validation_draws": 1,
+        "train.epochs": 4,
+        "train.batch_size": 16,
+        "train.validate_every": 2,
+        "method.d_model": 16,
+        "method.num_heads": 2,
+        "method.num_layers": 2,
+        "method.d_ff": 32,
+    },
+    ("movielens", "quick"): {
+        "domain.items": 300,
+        "train.epochs": 1200,
+        "train.batch_size": 64,
+        "train.lr": 2e-3,
+        "train.validate_every": 50,
+        "train.patience": 600,
+        "method.num_layers": 2,
+        "method.dropout": 0.0,
+    },
+    ("movielens", "paper"): {"train.precision": "tf32"},
 }
 """What a preset changes: smoke runs in seconds, quick shows the effect in minutes on two cores."""
 

@@ -10,7 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    Protocol,
+    Self,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+    runtime_checkable,
+)
 
 import torch
 from torch import Tensor
@@ -182,6 +193,21 @@ class Batch(TensorFields):
     """Facts that the spec shows to methods."""
     happened: Trajectory | None = None
     """The episodes themselves, for losses that need actions, rewards or ends. Deciding never looks at them."""
+
+    def step(self, t: int) -> Step:
+        """What streams that begin with these episodes are told at t."""
+        return Step(
+            obs=self.obs[:, t],
+            prev_action=self.prev_action[:, t],
+            prev_reward=self.prev_reward[:, t],
+            first=torch.full((len(self.obs),), t == 0, device=self.obs.device),
+            allowed=None if self.allowed is None else self.allowed[:, t],
+        )
+
+    @property
+    def last_B(self) -> Tensor:
+        """The last real step of each episode."""
+        return self.valid.sum(1) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -378,4 +404,49 @@ class Simulator(Protocol[World]):
 
     def facts(self, world: World) -> dict[str, Tensor]:
         """What the domain's metrics need to know of this step; methods see only what the spec names."""
+        ...
+
+
+class Answers(Protocol):
+    """What an agent thinks of actions at the last step of B episodes. Nobody holds the scores of all by all at once."""
+
+    def among(self, candidate_BK: Tensor) -> Tensor:
+        """(B, K) scores of these actions."""
+        ...
+
+    def every(self, episodes: slice) -> Tensor:
+        """(R, A) scores of all actions, for some of the episodes."""
+        ...
+
+
+class Reader(Protocol):
+    """Whoever can be asked about recorded episodes: every policy, and references that never act."""
+
+    sampled: ClassVar[bool]
+
+    def read(self, batch: Batch) -> Answers:
+        """What it answers at the last real step of each episode."""
+        ...
+
+
+@runtime_checkable
+class Recording(Protocol):
+    """Episodes that no action changes, such as those of a log: all there at once, and agents are asked about them.
+
+    Training needs no play. Whoever is judged is told what happened, never what it would have done; it is asked at the
+    last step of each episode.
+    """
+
+    spec: Spec
+
+    def noise(self, episode_ids: Tensor, seed: int) -> Noise:
+        """All randomness of these episodes: the same for the same (seed, id), whatever the batch or device."""
+        ...
+
+    def trajectory(self, noise: Noise) -> Trajectory:
+        """The episodes as they happened; their actions are the recorded ones."""
+        ...
+
+    def judged(self, trajectory: Trajectory, noise: Noise, answers: Answers) -> Trajectory:
+        """The episodes with facts, one per episode, of how good the answers were: what the metrics are made of."""
         ...

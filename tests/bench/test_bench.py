@@ -19,6 +19,7 @@ from tests.builders import IN_THE_DARK
 from uat.bench import Bench
 from uat.bench.__main__ import main as plain_main
 from uat.bench.cases import CASES, FULL, QUICK, set_path, settings
+from uat.bench.losses import PATHS, Loss, unfit
 from uat.bench.peers import MOST, PEERS, load
 from uat.bench.recompute import Recomputing
 from uat.bench.report import case_rows, tables
@@ -62,8 +63,12 @@ def test_every_case_gives_rows_with_every_key(capsys: Captured, tmp_path: Path) 
     assert all(list(one) == KEYS and one["value"] > 0 for one in found["rows"])
     assert {one["case"] for one in found["rows"]} == set(CASES) - {"together"}  # that needs CUDA, and says so
     assert "seeds side by side need CUDA; on a CPU they take turns" in found["absent"]["fast"]
-    assert {one["method"] for one in found["rows"]} == {"vanilla", "uat"}
-    assert {one["path"] for one in found["rows"]} <= {"fast", "cached", "recompute"}
+    losses, others = ([one for one in found["rows"] if (one["case"] == "loss") == is_loss] for is_loss in (True, False))
+    assert {one["method"] for one in others} == {"vanilla", "uat"}
+    assert {one["path"] for one in others} <= {"fast", "cached", "recompute"}
+    assert {(one["method"], one["path"]) for one in losses} == {
+        (f"{items} items", path) for items in QUICK.items for path in PATHS
+    }
     timed = [one for one in found["rows"] if one["metric"] in ("p50", "p99")]
     assert all(one["unit"] == "ms" for one in timed)
     steps = {(one["batch"], one["context"]) for one in timed if one["case"] == "step"}
@@ -71,6 +76,20 @@ def test_every_case_gives_rows_with_every_key(capsys: Captured, tmp_path: Path) 
     assert all(one["device"].startswith("CPU, 1 thread") for one in timed if one["case"] == "step")
     assert torch.get_num_threads() == before
     assert "step: uat, cached" in said.err
+
+
+def test_both_losses_do_the_same_work() -> None:
+    whole, pieces = (Loss(path, 30, 70, CPU).run() for path in PATHS)
+    for a, b in zip(whole, pieces, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_logits_that_do_not_fit_are_not_tried() -> None:
+    reason = unfit("whole", 1 << 20, 1 << 20, CPU)
+    assert reason is not None
+    assert "16384.0 GiB" in reason
+    assert unfit("pieces", 1 << 20, 1 << 20, CPU) is None
+    assert unfit("whole", 10, 10, CPU) is None
 
 
 @pytest.mark.usefixtures("no_peers")

@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from uat.acting import rollout
+from tests.builders import build_random
+from uat.acting import read_by_steps, rollout
 from uat.config import override
 from uat.domains import DOMAINS, Domain, split_seed, summarised
 from uat.recipes import pairs, recipe
 from uat.training.playing import Player
-from uat.types import Agent, Assets, Discrete, Items, Simulator, Spec, Step, Trajectory, Vector
+from uat.types import Agent, Assets, Discrete, Items, Reader, Recording, Simulator, Spec, Step, Trajectory, Vector
 
 B, SEED = 12, 7
 SPLITS = ("train", "validation", "test")
@@ -47,8 +48,18 @@ class Recorder:
         return logits_BA if step.allowed is None else logits_BA.masked_fill(~step.allowed, -torch.inf), None
 
 
-def play(simulator: Simulator[Any], agent: Agent[Any] | None = None) -> Trajectory:
+def play(simulator: Simulator[Any] | Recording, agent: Agent[Any] | Reader | None = None) -> Trajectory:
     return rollout(agent, simulator, simulator.noise(IDS, SEED))
+
+
+def is_recorded(domain: Domain) -> bool:
+    """Whether no action changes its episodes: nobody plays them, and the expert is a reference like others."""
+    return isinstance(domain.simulator("test", "cpu"), Recording)
+
+
+def agents_of(domain: Domain) -> dict[str, Agent[Any] | Reader | None]:
+    """All references and, where it plays, the expert."""
+    return {**domain.references(), **({} if is_recorded(domain) else {"expert": None})}
 
 
 def random_play(domain: Domain) -> Trajectory:
@@ -104,7 +115,7 @@ def test_playing_reads_no_value_on_the_host(domain: Domain) -> None:
     """Meta tensors hold no values, so that whatever would block a CUDA graph raises here, references included."""
     noise = domain.simulator("test", "cpu").noise(IDS, SEED)
     simulator = domain.simulator("test", "meta")
-    for agent in (None, *domain.references().values()):
+    for agent in agents_of(domain).values():
         played = rollout(agent, simulator, {name: value.to("meta") for name, value in noise.items()})
         measured = domain.measure(played)
         assert all(value.shape == (B,) for value in measured.values())
@@ -188,16 +199,47 @@ def test_clock_shows_an_agent_what_training_will_show(domain: Domain, lag: int |
 
 
 def test_a_reward_before_its_action_is_refused(domain: Domain) -> None:
+    """In a simulator; recorded rewards may be known at once."""
     simulator = domain.simulator("test", "cpu")
     simulator.spec = replace(simulator.spec, reward_lag=0)
+    if is_recorded(domain):
+        batch = simulator.spec.clock.batch(play(simulator))
+        assert torch.equal(batch.prev_reward, play(simulator).reward * simulator.spec.reward_scale)
+        return
     with pytest.raises(ValueError, match="reward_lag=0 is for logs"):
         play(simulator)
+
+
+def test_nothing_that_is_answered_changes_a_recording(domain: Domain) -> None:
+    """And an agent is told what happened, not what it said."""
+    if not is_recorded(domain):
+        return
+    asked, unasked = random_play(domain), play(domain.simulator("test", "cpu"))
+    for name in ("obs", "action", "reward", "done", "target", "valid"):
+        assert torch.equal(getattr(asked, name), getattr(unasked, name)), name
+    assert unasked.valid.all()  # whole episodes: the last step is the one that is asked about
+
+
+@pytest.mark.parametrize("method", ["uat", "tent"])
+def test_reading_a_recording_equals_stepping_through_it(domain: Domain, method: str) -> None:
+    if not is_recorded(domain):
+        return
+    policy, simulator = build_random(method, domain.spec), domain.simulator("test", "cpu")
+    assert isinstance(simulator, Recording)
+    noise = simulator.noise(IDS, SEED)
+    read = domain.measure(rollout(policy, simulator, noise))
+    trajectory = simulator.trajectory(noise)
+    stepped = read_by_steps(policy, domain.spec.clock.batch(trajectory))
+    for name, value in domain.measure(simulator.judged(trajectory, noise, stepped)).items():
+        torch.testing.assert_close(value, read[name], rtol=0, atol=1e-12, equal_nan=True, msg=name)
 
 
 # ---------------------------------------------------------------- metrics and references
 
 
 def test_expert_scores_full_accuracy(domain: Domain) -> None:
+    if is_recorded(domain):  # what happened is not what the expert would do
+        return
     trajectory = play(domain.simulator("test", "cpu"))
     assert torch.equal(trajectory.action[trajectory.valid], trajectory.target[trajectory.valid])
     accuracies = {name: value for name, value in domain.measure(trajectory).items() if "accuracy" in name}
@@ -223,6 +265,8 @@ def test_measure_gives_every_declared_metric_per_episode(domain: Domain) -> None
 
 def test_padding_changes_no_metric(domain: Domain) -> None:
     """Most of a random player's episode becomes padding, filled from the expert's, with NaN among its rewards."""
+    if is_recorded(domain):  # nobody plays, and all episodes are whole
+        return
     kept = domain.spec.horizon // 4
     clean, expert = random_play(domain), play(domain.simulator("test", "cpu"))
     clean.valid = clean.valid & (torch.arange(domain.spec.horizon) < kept)
@@ -247,8 +291,7 @@ def test_references_act(domain: Domain) -> None:
     first, references = domain.metrics[0], domain.references()
     assert "random" in references
     simulator, device, scores = domain.simulator("test", "cpu"), torch.device("cpu"), {}
-    agents: dict[str, Agent[Any] | None] = {**references, "expert": None}
-    for name, agent in agents.items():
+    for name, agent in agents_of(domain).items():
         player = Player(agent, simulator, device=device, sampled=agent is not None and agent.sampled)
         measured = summarised(domain, domain.measure(player.play(torch.arange(32), split_seed("test", 0))))
         assert all(measured[m.name].isfinite().all() for m in domain.metrics if not m.partial), name

@@ -47,6 +47,11 @@ positioned_methods = pytest.mark.parametrize(
 )
 
 
+def served(method: str) -> Spec:
+    """The first kind of problem that a method serves."""
+    return next(SPECS[spec] for (name, spec), reason in PAIRS.items() if name == method and not reason)
+
+
 def total_loss(policy: Policy, batch: Batch) -> Tensor:
     """The mean of every part of every phase, added up."""
     parts = [part for phase in policy.phases() for part in phase.loss(batch).values()]
@@ -110,7 +115,7 @@ def test_every_parameter_learns_at_one_rate(method: str, spec: Spec) -> None:
 @every_method
 def test_the_learner_holds_the_same_parameters(method: str) -> None:
     """Whoever plays and learns in training: what it learns is the policy's, before and after a move."""
-    spec = SPECS["vector-discrete"]
+    spec = served(method)
     policy, batch = build_random(method, spec).to(torch.float32), random_batch(spec)
     assert type(policy.learner) is METHODS[training_name(method)].policy
     assert training_name(training_name(method)) == training_name(method)
@@ -176,6 +181,15 @@ def test_streaming_equals_all_at_once(method: str, spec: Spec, dtype: torch.dtyp
     found = answers(build_random(method, spec, dtype=dtype), random_batch(spec, episodes=5))
     atol = 1e-10 if dtype == torch.float64 else 1e-5 * largest(found["at once"])
     torch.testing.assert_close(found["step by step"], found["at once"], rtol=0, atol=atol)
+
+
+@every_pair
+def test_the_end_alone_equals_the_last_real_step(method: str, spec: Spec) -> None:
+    policy, batch = build_random(method, spec), random_batch(spec, episodes=5)
+    last_B = batch.valid.sum(1) - 1
+    with torch.no_grad():
+        expected = policy.features(batch)[torch.arange(5), last_B]
+        torch.testing.assert_close(policy.final(batch), expected, rtol=0, atol=1e-10)
 
 
 @every_pair
@@ -291,7 +305,7 @@ def with_table(policy: Policy, *, like: Policy, rows: Tensor) -> Policy:
 
 @positioned_methods
 def test_too_long_an_episode_is_refused_with_both_numbers(method: str) -> None:
-    spec = SPECS["vector-discrete"]
+    spec = served(method)
     policy = build(method, spec, max_positions=5)
     with pytest.raises(ValueError, match=r"6 steps .* table of 5"):
         policy.logits(random_batch(spec, steps=6))
@@ -302,7 +316,7 @@ def test_too_long_an_episode_is_refused_with_both_numbers(method: str) -> None:
 
 @positioned_methods
 def test_positions_past_the_table_clamp_to_its_last_row(method: str) -> None:
-    spec = SPECS["vector-discrete"]
+    spec = served(method)
     clamped = build_random(method, spec, max_positions=4, past_table="clamp")
     longer = build(method, spec, max_positions=7)
     longer = with_table(longer, like=clamped, rows=torch.tensor([0, 1, 2, 3, 3, 3, 3]))
@@ -313,7 +327,7 @@ def test_positions_past_the_table_clamp_to_its_last_row(method: str) -> None:
 
 @positioned_methods
 def test_start_offsets_shift_positions(method: str) -> None:
-    spec = SPECS["vector-discrete"]
+    spec = served(method)
     policy, batch = build_random(method, spec, max_positions=12), random_batch(spec)
     starts = [0, 2, 5]
     shifted = policy.logits(replace(batch, start=torch.tensor(starts)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -12,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from uat.data.movielens import fetch, fetching
-from uat.data.movielens.fetching import Source
+from uat.cli import main
+from uat.data.movielens import fetching
+from uat.data.movielens.fetching import Source, fetch
 
 
 def archive() -> bytes:
@@ -76,6 +78,14 @@ def test_an_archive_is_unpacked_and_not_fetched_twice(server: type[Server], tmp_
     assert names(tmp_path) == ["movielens-1m"]
     assert fetch("movielens-1m", tmp_path) == folder
     assert server.asked == [None]
+
+
+def test_the_command_line_fetches(server: type[Server], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["data", "fetch", "movielens-1m", str(tmp_path), "--json"])
+    assert json.loads(capsys.readouterr().out)[0]["folder"] == str(tmp_path / "movielens-1m")
+    with pytest.raises(SystemExit):
+        main(["data", "fetch", "movielens-2m", str(tmp_path)])
+    assert "unknown data set 'movielens-2m'; did you mean" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("ranges", [True, False])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from uat.data.movielens import Filters, Log, check, group_of, load
+from uat.cli import main
+from uat.data import archives
+from uat.data.movielens import Filters, Log, check, group_of, load, pack
+from uat.data.movielens.fetching import SOURCES
 from uat.data.movielens.log import Ratings
 from uat.data.movielens.sources import FLAGS, read
 
@@ -224,3 +229,33 @@ def test_a_changed_number_in_the_cache_is_noticed(tmp_path: Path) -> None:
     arrays["rating_N"][0] += 1
     np.savez(tmp_path / "log.npz", allow_pickle=False, **arrays)
     assert Log.restore(tmp_path / "log.npz") is None
+
+
+# ---------------------------------------------------------------- one file to carry
+
+
+def test_a_packed_file_is_the_log_and_needs_no_polars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_csv(tmp_path)
+    packed = tmp_path / "few.npz"
+    log = pack(tmp_path, packed, FEW)
+    monkeypatch.setitem(sys.modules, "polars", None)
+    assert load(packed).checksum() == log.checksum()
+    packed.write_bytes(packed.read_bytes()[:-200])
+    with pytest.raises(ValueError, match=r"few\.npz is missing, damaged, or no file that `uat data prepare"):
+        load(packed)
+
+
+def test_the_command_line_prepares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [(user, item, 3.0, item) for user in range(60) for item in range(110)]
+    as_csv(tmp_path, rows)
+    main(["data", "prepare", "movielens", str(tmp_path), "--out", str(tmp_path / "x.npz"), "--json"])
+    [row] = json.loads(capsys.readouterr().out)
+    assert row == {"file": str(tmp_path / "x.npz"), "interactions": 6600, "users": 60, "items": 110}
+    for argv in (["movielens", str(tmp_path)], ["markets", "x", "--out", "y"], ["movielens", "x", "--out", "y"]):
+        with pytest.raises(SystemExit) as stop:
+            main(["data", "prepare", *argv])
+        assert stop.value.code == 2
+
+
+def test_every_archive_is_known_to_the_command_line() -> None:
+    assert archives().keys() == SOURCES.keys()

@@ -5,11 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.domains.movielens_twin import judge
+from uat.acting import Logits, replay
 from uat.data.movielens import Log, SyntheticConfig, synthetic
+from uat.domains.movielens import MovieLens
+from uat.domains.movielens import episodes as module
 from uat.domains.movielens.episodes import Episodes, MovieLensConfig
 from uat.domains.movielens.filter import posterior
-from uat.domains.movielens.references import judge
 from uat.methods import METHODS
+from uat.types import Recording, Trajectory
 
 IDS, SEED = torch.arange(30), 4
 
@@ -19,36 +23,43 @@ def log() -> Log:
     return synthetic(SyntheticConfig(num_users=300, num_items=400))
 
 
+def happened(episodes: Episodes) -> Trajectory:
+    return episodes.trajectory(episodes.noise(IDS, SEED))
+
+
 @pytest.mark.parametrize("delay", [0, 1, 3])
 def test_the_clock_tells_the_item_before_and_the_reward_after_its_delay(log: Log, delay: int) -> None:
     episodes = Episodes(MovieLensConfig(delay=delay), log, "test")
-    happened = episodes.trajectory(IDS, SEED)
-    batch = episodes.spec.clock.batch(happened)
-    assert torch.equal(batch.obs, happened.obs)
+    logged = happened(episodes)
+    batch = episodes.spec.clock.batch(logged)
+    assert torch.equal(batch.obs, logged.obs)
     assert (batch.prev_action[:, 0] == -1).all()
-    assert torch.equal(batch.prev_action[:, 1:], happened.obs[:, :-1])
+    assert torch.equal(batch.prev_action[:, 1:], logged.obs[:, :-1])
     assert (batch.prev_reward[:, :delay] == 0).all()
-    assert torch.equal(batch.prev_reward[:, delay:], happened.reward[:, : 50 - delay])
+    assert torch.equal(batch.prev_reward[:, delay:], logged.reward[:, : 50 - delay])
 
 
 def test_targets_and_rewards_follow_the_regime(log: Log) -> None:
     episodes = Episodes(MovieLensConfig(), log, "validation")
-    happened = episodes.trajectory(IDS, SEED)
-    group_I, regime_BT = episodes.catalogue.group_I, happened.facts["regime"]
-    assert torch.equal(group_I[happened.target], regime_BT)
-    assert torch.equal(happened.reward > 0, group_I[happened.obs] == regime_BT)
+    logged = happened(episodes)
+    group_I, regime_BT = episodes.catalogue.group_I, logged.facts["regime"]
+    assert torch.equal(group_I[logged.target], regime_BT)
+    assert torch.equal(logged.reward > 0, group_I[logged.obs] == regime_BT)
 
 
-def test_episodes_depend_on_seed_and_id_alone_and_training_asks_anew(log: Log) -> None:
-    some = torch.tensor([11, 2])
-    for split in ("train", "test"):
-        episodes = Episodes(MovieLensConfig(), log, split)
-        whole, part = episodes.trajectory(IDS, SEED), episodes.trajectory(some, SEED)
-        for name in ("obs", "reward", "target"):
-            assert torch.equal(getattr(part, name), getattr(whole, name)[some]), name
-        assert torch.equal(episodes.candidates(some, SEED), episodes.candidates(IDS, SEED)[some])
-        later = episodes.trajectory(IDS + len(episodes), SEED)
-        assert not torch.equal(later.target, whole.target)
+def test_training_asks_anew_and_test_asks_the_same(log: Log) -> None:
+    train, test = (Episodes(MovieLensConfig(draws=3), log, split) for split in ("train", "test"))
+    assert isinstance(test, Recording)
+    first, later = train.noise(IDS, SEED), train.noise(IDS + len(train), SEED)
+    assert "negatives" not in first  # nobody is judged in training
+    assert not torch.equal(first["target"], later["target"])
+    assert not torch.equal(first["window"], later["window"])
+    whole = test.noise(torch.arange(len(test)), SEED)
+    again = test.noise(torch.arange(len(test)) + len(test), SEED)
+    assert all(torch.equal(value, again[name]) for name, value in whole.items())
+    assert torch.equal(whole["window"], torch.arange(len(test) // 3).repeat_interleave(3))
+    assert not torch.equal(whole["regime"][::3], whole["regime"][1::3])
+    assert (whole["negatives"] != whole["target"][:, -1:]).all()
 
 
 def test_no_user_is_in_two_splits(log: Log) -> None:
@@ -56,20 +67,42 @@ def test_no_user_is_in_two_splits(log: Log) -> None:
     assert sum(map(len, users)) == len(set.union(*users)) == log.num_users
 
 
-def test_the_filter_is_measured_as_its_reference(log: Log) -> None:
-    """Through scores of every item, as a policy is."""
+@pytest.mark.parametrize("at_once", [1, 1 << 22])
+def test_the_filter_is_measured_as_its_reference(log: Log, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through scores of every item, as a policy is, however few exist at one time."""
+    monkeypatch.setattr(module, "AT_ONCE", at_once)
     episodes = Episodes(MovieLensConfig(), log, "test")
-    happened = episodes.trajectory(IDS, SEED)
-    group_I = episodes.catalogue.group_I
-    belief_BG = posterior(episodes.law, group_I[happened.obs], happened.reward, delay=1)[:, -1]
+    noise, logged, group_I = episodes.noise(IDS, SEED), happened(episodes), episodes.catalogue.group_I
+    belief_BG = posterior(episodes.law, group_I[logged.obs], logged.reward, delay=1)[:, -1]
     score_BI = (belief_BG / episodes.catalogue.size_G)[:, group_I]
-    measured = episodes.measure(score_BI, IDS, SEED)
-    reference = judge(belief_BG, happened.facts["regime"][:, -1], episodes.catalogue, episodes.rankings[""])
+    measured = episodes.judged(logged, noise, Logits(score_BI)).facts
+    reference = judge(belief_BG, logged.facts["regime"][:, -1], episodes.catalogue, episodes.rankings[""])
     for name, value_B in reference.items():
         torch.testing.assert_close(measured[name], value_B)
     assert (measured["full_hr@10"] <= measured["hr@10"] + 1e-9).all()
-    best_BI = torch.zeros_like(score_BI).scatter(1, happened.target[:, -1:], 1.0)
-    assert (episodes.measure(best_BI, IDS, SEED)["drawn_ndcg@10"] == 1).all()
+    best_BI = torch.zeros_like(score_BI).scatter(1, logged.target[:, -1:], 1.0)
+    assert (episodes.judged(logged, noise, Logits(best_BI)).facts["drawn_ndcg@10"] == 1).all()
+
+
+def test_references_of_the_domain_stand_in_order() -> None:
+    domain = MovieLens(MovieLensConfig(users=300, items=400))
+    simulator = domain.simulator("test", "cpu")
+    noise = simulator.noise(torch.arange(domain.episodes["test"]), SEED)
+    hits = {
+        name: domain.measure(replay(agent, simulator, noise))["hr@10"].mean().item()
+        for name, agent in domain.references().items()
+    }
+    assert hits["random"] == pytest.approx(0.1)
+    assert hits["random"] < hits["no-feedback"] < hits["ceiling"] - 0.05 < hits["expert"] - 0.1
+
+
+def test_by_regime_the_hit_rate_is_that_of_its_episodes() -> None:
+    domain = MovieLens(MovieLensConfig(users=300, items=400))
+    simulator = domain.simulator("test", "cpu")
+    found = domain.measure(replay(domain.references()["ceiling"], simulator, simulator.noise(IDS, SEED)))
+    by_regime = torch.stack([found[f"hr@10_{name}"] for name in ("action", "comedy", "drama", "thriller")])
+    assert ((~by_regime.isnan()).sum(0) == 1).all()
+    torch.testing.assert_close(by_regime.nansum(0), found["hr@10"])
 
 
 @pytest.mark.parametrize("name", ["uat", "vanilla", "adt", "dt"])
@@ -78,13 +111,11 @@ def test_policies_take_items(name: str, log: Log) -> None:
     entry = METHODS[name]
     torch.manual_seed(0)
     policy = entry.policy(episodes.spec, entry.configure())
-    batch = episodes.spec.clock.batch(episodes.trajectory(IDS[:6], SEED))
+    batch = episodes.spec.clock.batch(episodes.trajectory(episodes.noise(IDS[:6], SEED)))
     total, count = policy.loss(batch)["imitation"]
     (total / count).backward()
     assert count == 6 * 50
     assert all(p.grad is None or p.grad.isfinite().all() for p in policy.parameters())
-    score_BI = policy.head.logits(policy.features(batch)[:, -1]).detach()
-    assert all(value_B.isfinite().all() for value_B in episodes.measure(score_BI, IDS[:6], SEED).values())
 
 
 def test_bad_settings_are_refused() -> None:

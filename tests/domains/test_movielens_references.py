@@ -8,10 +8,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.domains.movielens_twin import judge
 from uat.domains.movielens.filter import posterior
-from uat.domains.movielens.ranking import Ranking, drawn
-from uat.domains.movielens.references import judge, reference_scores
+from uat.domains.movielens.ranking import Ranking, drawn, ranks
+from uat.domains.movielens.references import Belief, Believer, filtered, indifferent, told
 from uat.domains.movielens.regime import Catalogue, RegimeLaw, rewards
+from uat.types import Clock, Trajectory
 
 SMALL = RegimeLaw(num_groups=3, shortest=2, longest=3)
 
@@ -83,7 +85,7 @@ def test_the_average_over_negatives_equals_many_draws(num_items: int, negatives:
     candidate_BK = torch.cat([torch.full((len(ids), 1), target), negative_BK], dim=1)
     simulated = drawn(score_I[candidate_BK])
     wanted_I = torch.arange(num_items) == target
-    exact = Ranking.sampled(num_items, negatives).expected(score_I[None], wanted_I[None])
+    exact = Ranking.sampled(num_items, negatives).expected(ranks(score_I[None], wanted_I[None]))
     for name, value_B in exact.items():
         assert simulated[name].mean().item() == pytest.approx(value_B.item(), abs=0.01), name
 
@@ -92,7 +94,7 @@ def test_the_average_over_targets_is_their_mean() -> None:
     score_BI = torch.randn(3, 50, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     wanted_BI = torch.rand(3, 50, generator=torch.Generator().manual_seed(4)) < 0.3
     ranking = Ranking.sampled(50, 30)
-    found = ranking.expected(score_BI, wanted_BI)
+    found = ranking.expected(ranks(score_BI, wanted_BI))
     for b in range(3):
         for name, value_R in ranking.value_R.items():
             above = [int((score_BI[b] > score_BI[b, i]).sum()) for i in wanted_BI[b].nonzero()[:, 0]]
@@ -103,10 +105,10 @@ def test_full_ranking_has_known_answers() -> None:
     score_BI = torch.arange(100.0, 0, -1)[None]
     for place, hits in {0: (1, 1), 9: (1, 1), 10: (0, 1), 20: (0, 0)}.items():
         wanted_BI = (torch.arange(100) == place)[None]
-        found = Ranking.full(100).expected(score_BI, wanted_BI)
+        found = Ranking.full(100).expected(ranks(score_BI, wanted_BI))
         assert (found["hr@10"].item(), found["hr@20"].item()) == pytest.approx(hits)
         assert found["ndcg@20"].item() == pytest.approx(hits[1] / math.log2(place + 2))
-    tied = Ranking.full(100).expected(torch.zeros(1, 100), torch.ones(1, 100, dtype=torch.bool))
+    tied = Ranking.full(100).expected(ranks(torch.zeros(1, 100), torch.ones(1, 100, dtype=torch.bool)))
     assert tied["hr@10"].item() == pytest.approx(0.1)
 
 
@@ -123,7 +125,7 @@ def test_ranking_groups_equals_ranking_items() -> None:
     belief_BG = torch.tensor([[0.2, 0.3, 0.5], [0.1, 0.2, 0.7], [0.25, 0.5, 0.25], [0.0, 0.0, 1.0]]).double()
     regime_B, ranking = torch.tensor([0, 1, 2, 0]), Ranking.sampled(60, 40)
     score_BI = (belief_BG / catalogue.size_G)[:, catalogue.group_I]
-    slow = ranking.expected(score_BI, catalogue.group_I == regime_B[:, None])
+    slow = ranking.expected(ranks(score_BI, catalogue.group_I == regime_B[:, None]))
     for name, value_B in judge(belief_BG, regime_B, catalogue, ranking).items():
         torch.testing.assert_close(value_B, slow[name])
 
@@ -143,27 +145,30 @@ def test_references_equal_simulation_of_targets_and_negatives() -> None:
     assert drawn(score_BK)["hr@10"].mean().item() == pytest.approx(expected, abs=0.01)
 
 
-def test_references_stand_in_order_and_less_is_known_later() -> None:
-    catalogue = Catalogue.of(torch.arange(400) % 4, 4)
-    item_BT = torch.randint(400, (300, 50), generator=torch.Generator().manual_seed(0))
-    rating_BT = torch.full(item_BT.shape, 3.0)
-    scores = {
-        delay: reference_scores(
-            item_BT,
-            rating_BT,
-            catalogue,
-            law=RegimeLaw(),
-            ranking=Ranking.sampled(400),
-            seed=0,
-            delay=delay,
-            draws=3,
-        )
-        for delay in (0, 1, 5)
-    }
-    hits = {delay: {name: row["hr@10"].mean().item() for name, row in rows.items()} for delay, rows in scores.items()}
-    assert hits[1]["no-feedback"] == pytest.approx(0.1, abs=0.02)
-    assert hits[1]["no-feedback"] + 0.05 < hits[5]["ceiling"] < hits[1]["ceiling"] < hits[0]["ceiling"]
-    assert hits[0]["ceiling"] < hits[0]["true-regime"] == hits[5]["true-regime"]
+def test_less_is_known_later() -> None:
+    catalogue, law, ids = Catalogue.of(torch.arange(400) % 4, 4), RegimeLaw(), torch.arange(900)
+    item_BT = torch.randint(400, (900, 50), generator=torch.Generator().manual_seed(0))
+    regime_BT = law.draw(0, ids, 50)
+    reward_BT = rewards(catalogue.group_I[item_BT], torch.full(item_BT.shape, 3.0), regime_BT)
+    logged = Trajectory(
+        obs=item_BT,
+        action=item_BT,
+        reward=reward_BT,
+        done=torch.zeros_like(item_BT, dtype=torch.bool),
+        target=item_BT,
+        valid=torch.ones_like(item_BT, dtype=torch.bool),
+        facts={"regime": regime_BT},
+    )
+    batch = Clock().batch(logged)
+
+    def hits(belief: Belief) -> float:
+        score_BI = Believer(catalogue, belief).read(batch).every(slice(None))
+        place = ranks(score_BI, catalogue.group_I == regime_BT[:, -1:])
+        return Ranking.sampled(400).expected(place)["hr@10"].mean().item()
+
+    ceiling = {delay: hits(filtered(law, delay)) for delay in (0, 1, 5)}
+    assert hits(indifferent) == pytest.approx(0.1, abs=0.02)
+    assert hits(indifferent) + 0.05 < ceiling[5] < ceiling[1] < ceiling[0] < hits(told)
 
 
 def test_bad_settings_are_refused() -> None:

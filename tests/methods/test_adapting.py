@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from tests.builders import SPECS, build, build_random, moments, random_batch, stream
-from uat.cli import main
 from uat.config import RunConfig, override
 from uat.evaluation import evaluate
 from uat.methods import METHODS, Policy
@@ -175,6 +174,8 @@ def test_a_source_that_was_not_finished_is_trained_on(method: str, tmp_path: Pat
 
 @every_method
 def test_the_command_line_takes_a_source(method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from uat.cli import main
+
     def run(name: str, *more: str) -> None:
         main(["train", "darkroom", "--method", name, "--preset", "smoke", "--out", str(tmp_path / name), *more])
 

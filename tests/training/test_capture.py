@@ -23,7 +23,7 @@ from uat.training.optimizing import set_rates
 from uat.training.playing import Player
 from uat.training.surroundings import seeded
 from uat.training.trainer import Trainer, build_policy
-from uat.types import Agent, Noise, Simulator, Trajectory
+from uat.types import Agent, Noise, Recording, Simulator, Trajectory
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -42,7 +42,7 @@ def new_trainer(folder: Path, **changes: Any) -> Trainer:
     return Trainer(Run.create(config(**changes), folder), CUDA)
 
 
-def eager(agent: Agent[Any] | None, simulator: Simulator[Any], noise: Noise) -> Trajectory:
+def eager(agent: Agent[Any] | None, simulator: Simulator[Any] | Recording, noise: Noise) -> Trajectory:
     """The rollout launch by launch."""
     worlds = {name: value for name, value in noise.items() if name != "actions"}
     if isinstance(agent, torch.nn.Module):

@@ -24,6 +24,7 @@ from uat.methods import Policy
 from uat.methods.policy import TransformerPolicy
 from uat.recipes import recipe
 from uat.runs import Run
+from uat.training.together import set_apart
 from uat.training.trainer import Trainer
 from uat.types import Trajectory
 
@@ -31,9 +32,10 @@ CASES = {
     "rollout": "draw the worlds of a batch and play one episode in each",
     "optimize": "one optimizer step on the episodes of a batch: loss, gradient, clipping, Adam",
     "epoch": "rollout, then optimize",
-    "together": "an epoch of one seed, and of three seeds side by side",
+    "together": "an epoch of one seed, and of three seeds side by side: the mean of fifty",
     "step": "one decision in every stream, when `context` steps have been seen with it",
     "memory": "most CUDA memory of an epoch and of a rollout, and what a stream's past takes",
+    "loss": "cross-entropy over so many items, forwards and backwards, with whole logits and some rows at a time",
     "cold": "the first call, with all that it captures, compiles or packs",
 }
 """Every case, and what one call of it does."""
@@ -50,6 +52,10 @@ class Sizes:
     """Streams of a step."""
     contexts: tuple[int, ...] = (60, 256, 1024, 4096)
     """Context of a step in one stream."""
+    items: tuple[int, ...] = (10_000, 60_000)
+    """Sizes of the vocabulary that a loss is over."""
+    rows: tuple[int, int] = (256, 50)
+    """Episodes and steps of that loss."""
 
     def steps(self) -> list[tuple[int, int]]:
         """(batch, context) of every step that is timed."""
@@ -57,7 +63,7 @@ class Sizes:
 
 
 FULL = Sizes()
-QUICK = Sizes(preset="smoke", batch=4, context=6, batches=(1, 3), contexts=(6, 12))
+QUICK = Sizes(preset="smoke", batch=4, context=6, batches=(1, 3), contexts=(6, 12), items=(50, 200), rows=(4, 6))
 
 
 def settings(method: str, sizes: Sizes, precision: str) -> RunConfig:
@@ -76,6 +82,8 @@ def set_path(policy: Policy, path: str) -> str | None:
 
 SEEDS = 3
 """Seeds that train side by side."""
+EPOCHS = 50
+"""Epochs of each that are timed as one: seeds side by side must come apart, and catch up at the end."""
 
 
 class Training:
@@ -132,13 +140,21 @@ def training_call(case: str, training: Training) -> Call | None:
     return Call(training.rollout if case == "rollout" else training.epoch)
 
 
-def together(trainings: list[Training]) -> Call:
-    """One epoch of each, handed over one after the other to streams of their own."""
-    streams = [torch.cuda.Stream(training.device) for training in trainings]
+def together(config: RunConfig, seeds: int, device: torch.device) -> Call | str:
+    """`EPOCHS` epochs of every seed, on streams of their own, as `train_together` has them; or why there are none."""
+    trainings = [Training(override(config, {"seed": seed}), "fast", device) for seed in range(seeds)]
+    if trainings[0].reason is not None:
+        return trainings[0].reason
+    streams = [torch.cuda.Stream(device) for _ in trainings]
+    for training in trainings:
+        training.policy.share_device(seeds)
 
     def run() -> None:
-        for training, stream in zip(trainings, streams, strict=True):
-            with torch.cuda.stream(stream):
-                training.epoch()
+        for count in range(EPOCHS):
+            for index, (training, stream) in enumerate(zip(trainings, streams, strict=True)):
+                with torch.cuda.stream(stream):
+                    if count == 0:
+                        set_apart([training.player for training in trainings], index)
+                    training.epoch()
 
     return Call(run)

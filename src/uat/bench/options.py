@@ -9,14 +9,14 @@ from typing import Literal
 from uat.config import lookup
 from uat.methods import METHODS
 
-Case = Literal["rollout", "optimize", "epoch", "together", "step", "memory", "cold"]
+Case = Literal["rollout", "optimize", "epoch", "together", "step", "memory", "loss", "cold"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
     """Time every path beside its slow twin and, where they are installed, beside other libraries' policies."""
 
-    cases: tuple[Case, ...] = ("rollout", "optimize", "epoch", "together", "step", "memory", "cold")
+    cases: tuple[Case, ...] = ("rollout", "optimize", "epoch", "together", "step", "memory", "loss", "cold")
     """What to measure."""
     methods: tuple[str, ...] = ("vanilla", "uat")
     """Which methods."""

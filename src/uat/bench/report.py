@@ -23,7 +23,7 @@ from uat.bench.timing import Row
 from uat.evaluation.tables import columns
 from uat.training.surroundings import pick_device
 
-BASELINES = ("recompute", "cached")
+BASELINES = ("recompute", "cached", "whole")
 """What ratios are against: the first of these that a case has."""
 COMPARED = "peer:"
 """Paths that every other row is compared with."""

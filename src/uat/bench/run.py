@@ -7,18 +7,17 @@ from dataclasses import dataclass, field
 
 import torch
 
-from uat.bench import apart
-from uat.bench.cases import FULL, QUICK, SEEDS, Training, settings, together, training_call, training_paths
+from uat.bench import apart, losses
+from uat.bench.cases import EPOCHS, FULL, QUICK, SEEDS, Training, settings, together, training_call, training_paths
 from uat.bench.options import Bench
 from uat.bench.peers import PEERS
 from uat.bench.steps import Stepping
 from uat.bench.timing import Call, Row, measure, numpy_obeys, quantile, threads
-from uat.config import override
 from uat.training.surroundings import pick_device, precision
 
 STEP_CALLS = 20
 """Steps are short: so many times as many of them are timed."""
-ORDER = ("cold", "rollout", "optimize", "epoch", "together", "step", "memory")
+ORDER = ("cold", "rollout", "optimize", "epoch", "together", "step", "memory", "loss")
 """Nothing must have run before the cold start."""
 
 Calls = dict[tuple[str, str, int], Call]
@@ -54,6 +53,8 @@ class Running:
                         self._steps()
                     case "together":
                         self._together()
+                    case "loss":
+                        self._losses()
                     case "memory" | "cold":
                         self._apart(case)
                     case _:
@@ -79,15 +80,16 @@ class Running:
             if self.device.type != "cuda":
                 self._miss("fast", "seeds side by side need CUDA; on a CPU they take turns", f"together of {method}")
                 continue
-            configs = [override(config, {"seed": seed}) for seed in range(SEEDS)]
-            trainings = [Training(c, "fast", self.device) for c in configs]
-            if trainings[0].reason is not None:
-                self._miss("fast", trainings[0].reason, f"together of {method}")
-                continue
-            calls = {"one seed": together(trainings[:1]), "three seeds": together(trainings)}
+            calls: dict[str, Call] = {}
+            for metric, seeds in (("one seed", 1), ("three seeds", SEEDS)):
+                call = together(config, seeds, self.device)
+                if isinstance(call, str):
+                    self._miss("fast", call, f"together of {method}")
+                else:
+                    calls[metric] = call
             self.say(f"together: {method}: timing one seed and {SEEDS} in turns")
             for metric, times in measure(calls, self.options.repeats, self.device).items():
-                value = quantile(times, 0.5)
+                value = quantile(times, 0.5) / EPOCHS
                 self._add("together", method, "fast", self.sizes.batch, self.sizes.context, metric, value, "ms")
                 self.say(f"together: {method}, {metric}: {value:.4g} ms, median of {len(times)}")
 
@@ -115,6 +117,25 @@ class Running:
         for name, (library, build) in PEERS.items():
             spec = config.build_domain().spec
             yield (library, f"peer:{name}"), build(spec, config.method, batch, context, self.device)
+
+    def _losses(self) -> None:
+        """No method's own: the number of items stands in its place."""
+        batch, context = self.sizes.rows
+        for items in self.sizes.items:
+            name, calls, peaks = f"{items} items", {}, {}
+            for path in losses.PATHS:
+                if reason := losses.unfit(path, batch * context, items, self.device):
+                    self._miss(path, reason, f"loss over {name}")
+                    continue
+                loss = losses.Loss(path, batch * context, items, self.device)
+                calls[name, path, context] = Call(loss.run)
+                peaks[path] = losses.peak(loss, self.device)
+            self._time("loss", batch, calls, self.options.repeats)
+            for path, value in peaks.items():
+                if value is None:
+                    self._miss(path, "torch tells no peak of memory on a CPU", f"memory of the loss over {name}")
+                else:
+                    self._add("loss", name, path, batch, context, "peak", value, "MiB")
 
     def _apart(self, case: str) -> None:
         for method, config in self.configs.items():

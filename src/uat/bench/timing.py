@@ -34,7 +34,7 @@ class Row:
     case: str
     method: str
     path: str
-    """fast, graph, cached, recompute, or peer:NAME; see `uat.bench.cases`."""
+    """fast, graph, cached, recompute, or peer:NAME, see `uat.bench.cases`; of a loss whole or pieces."""
     batch: int
     context: int
     metric: str

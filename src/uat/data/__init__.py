@@ -56,6 +56,17 @@ class Source:
     check: Callable[[Path], list[Report]]
     """A report per file; raises ValueError where a file cannot be read at all."""
     summary: str
+    archives: tuple[str, ...] = ()
+    """Names under which it may be downloaded."""
+    fetch: Callable[[str, Path], Path] | None = None
+    """Downloads an archive into a folder and says where it lies; nothing half-done is ever there."""
+    prepare: Callable[[Path, Path], dict[str, Any]] | None = None
+    """Reads a user's files and writes one file that needs none of the readers' libraries; says what it holds."""
+
+
+def archives() -> dict[str, Source]:
+    """All that may be downloaded, by name."""
+    return {name: source for source in SOURCES.values() for name in source.archives}
 
 
 def need(library: str, extra: str, why: str) -> Any:
@@ -80,7 +91,27 @@ def _movielens(path: Path) -> list[Report]:
     return [Report(path=str(path), facts=asdict(check(path)))]
 
 
+def _fetch_movielens(name: str, folder: Path) -> Path:
+    from uat.data.movielens.fetching import fetch
+
+    return fetch(name, folder)
+
+
+def _prepare_movielens(path: Path, file: Path) -> dict[str, Any]:
+    need("polars", "data", "reading MovieLens files")
+    from uat.data.movielens.sources import pack
+
+    log = pack(path, file)
+    return {"interactions": len(log.item_N), "users": log.num_users, "items": log.num_items}
+
+
 SOURCES: dict[str, Source] = {
     "markets": Source(check=_markets, summary="daily bars (date, ticker, open, high, low, close, volume)"),
-    "movielens": Source(check=_movielens, summary="MovieLens or RecBole ratings, in any of their published formats"),
+    "movielens": Source(
+        check=_movielens,
+        summary="MovieLens or RecBole ratings, in any of their published formats",
+        archives=tuple(f"movielens-{size}" for size in ("100k", "1m", "10m", "20m", "25m")),
+        fetch=_fetch_movielens,
+        prepare=_prepare_movielens,
+    ),
 }

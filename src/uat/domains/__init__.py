@@ -9,6 +9,7 @@ from typing import Any
 from uat.domains.darkroom import DarkRoom, DarkRoomConfig
 from uat.domains.domain import Domain, Split, block_length, episode_count, split_seed, summarised
 from uat.domains.markets import Markets, MarketsConfig
+from uat.domains.movielens import MovieLens, MovieLensConfig
 from uat.domains.sepsis import Sepsis, SepsisConfig
 
 __all__ = [
@@ -56,5 +57,11 @@ DOMAINS: dict[str, DomainEntry] = {
         config=MarketsConfig,
         tasks=Markets.train_tasks,
         summary="portfolios of stocks in several markets whose regimes change",
+    ),
+    "movielens": DomainEntry(
+        build=MovieLens,
+        config=MovieLensConfig,
+        tasks=MovieLens.train_tasks,
+        summary="recommendation from logs in which rewards of a hidden preference come late",
     ),
 }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from uat.noise import derive
-from uat.types import Agent, Metric, Simulator, Spec, Trajectory
+from uat.types import Agent, Metric, Reader, Recording, Simulator, Spec, Trajectory
 
 Split = Literal["train", "validation", "test"]
 
@@ -36,16 +37,17 @@ class Domain(Protocol):
     metrics: tuple[Metric, ...]
     """What `measure` gives; the first decides which checkpoint is best, and is never partial."""
 
-    def simulator(self, split: Split, device: torch.device | str) -> Simulator[Any]:
-        """The worlds of one split."""
+    def simulator(self, split: Split, device: torch.device | str) -> Simulator[Any] | Recording:
+        """The worlds of one split, or what was recorded of them."""
         ...
 
     def measure(self, trajectory: Trajectory) -> dict[str, Tensor]:
         """Each metric, or what `summarise` makes it of, per episode: (B,); NaN where a partial metric is undefined."""
         ...
 
-    def references(self) -> dict[str, Agent[Any]]:
-        """Who stands beside every score: "ceiling" (the Bayes filter), "random"."""
+    def references(self) -> Mapping[str, Agent[Any] | Reader]:
+        """Who stands beside every score: "ceiling" (the Bayes filter), "random"; where episodes are recorded, "expert"
+        too: in a simulator its play is known."""
         ...
 
 

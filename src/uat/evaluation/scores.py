@@ -128,7 +128,8 @@ def variant_of(config: RunConfig) -> list[str]:
 def reference_episodes(run: Run, count: int, device: torch.device) -> dict[str, dict[str, Tensor]]:
     """What the filter, the expert and chance score, told the truth; worked out once and kept in the run folder."""
     domain, file = run.config.build_true_domain(), run.file("references.safetensors")
-    agents: dict[str, Any] = {**domain.references(), EXPERT: None}
+    references = domain.references()
+    agents: dict[str, Any] = {**references, EXPERT: references.get(EXPERT)}
     revision = DOMAINS[run.config.domain_name].revision
     key = {
         "domain": run.config.domain_name,

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from uat.methods.adt import ADT, ADTConfig
+from uat.methods.bert4rec import BERT4Rec, BERT4RecConfig
 from uat.methods.cadm import CaDM, CaDMConfig
 from uat.methods.cotta import Cotta, CottaConfig
 from uat.methods.dt import DT, DTConfig
 from uat.methods.gtrxl import GTrXL, GTrXLConfig
 from uat.methods.iql import IQL, IQLConfig
 from uat.methods.policy import Phase, Policy
+from uat.methods.sasrec import SASRec, SASRecConfig
 from uat.methods.tent import Tent, TentConfig
 from uat.methods.uat import UAT, UATConfig
 from uat.methods.vanilla import Vanilla, VanillaConfig
@@ -91,6 +93,18 @@ METHODS: dict[str, Method] = {
         config=CaDMConfig,
         summary="plans under a model of the world that knows its context, learnt from logs",
         domains=("sepsis",),
+    ),
+    "sasrec": Method(
+        policy=SASRec,
+        config=SASRecConfig,
+        summary="causal Transformer that scores items by the table that embeds them",
+        domains=("movielens",),
+    ),
+    "bert4rec": Method(
+        policy=BERT4Rec,
+        config=BERT4RecConfig,
+        summary="Transformer that looks both ways and fills a gap behind the items seen",
+        domains=("movielens",),
     ),
 }
 

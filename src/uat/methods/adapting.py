@@ -68,14 +68,7 @@ class Adapting(Policy):
         if batch.start is not None:
             state.start_B.copy_(batch.start)
         for t in range(steps):
-            step = Step(
-                obs=batch.obs[:, t],
-                prev_action=batch.prev_action[:, t],
-                prev_reward=batch.prev_reward[:, t],
-                first=torch.full((streams,), t == 0, device=device),
-                allowed=None if batch.allowed is None else batch.allowed[:, t],
-            )
-            h_BD, state = self.adapt(state, step)
+            h_BD, state = self.adapt(state, batch.step(t))
             features.append(h_BD)
         return torch.stack(features, dim=1)
 

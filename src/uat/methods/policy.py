@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from uat.acting import Behaviour, choose
 from uat.nn import kernels
 from uat.nn.blocks import Trace, Transformer
-from uat.nn.heads import Head
+from uat.nn.heads import Head, HeadAnswers
 from uat.nn.utility import UtilityGates
-from uat.types import Batch, Losses, Spec, Step, check_choices, masked_sum
+from uat.types import Answers, Batch, Losses, Spec, Step, check_choices, masked_sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,9 @@ class Policy(nn.Module, ABC):
         logits_BA, state = self.step(state, step)
         return choose(logits_BA, self.spec, gumbel_BA), state
 
+    def share_device(self, policies: int) -> None:
+        """So many policies, this one among them, will act on the device at a time."""
+
     def fuse(self) -> str | None:
         """Let `step` take the fused path from now on; if there is none for this policy and device, why."""
         return f"{type(self).__name__} has no fused step"
@@ -116,9 +119,19 @@ class Policy(nn.Module, ABC):
         """Whether training leaves torch's generator on the device alone, so that others may train beside it."""
         return getattr(self.config, "dropout", 0.0) == 0
 
+    def final(self, batch: Batch) -> Tensor:
+        """h (B, D) at the last real step of each episode, for whoever is asked there alone."""
+        return self.features(batch)[torch.arange(len(batch.valid), device=batch.valid.device), batch.last_B]
+
     def logits(self, batch: Batch) -> Tensor:
         """Logits (B, T, A) at every step; for small action sets."""
         return self.head.logits(self.features(batch), batch.allowed)
+
+    def read(self, batch: Batch) -> Answers:
+        """What it answers at the last step of each episode: as streaming would, without the steps where it can."""
+        row_B, last_B = torch.arange(len(batch.valid), device=batch.valid.device), batch.last_B
+        allowed_BA = None if batch.allowed is None else batch.allowed[row_B, last_B]
+        return HeadAnswers(self.head, self.final(batch), allowed_BA)
 
     def loss(self, batch: Batch) -> Losses:
         """How far from the expert, over real steps."""
@@ -172,6 +185,9 @@ class TransformerPolicy(Policy):
     @property
     def own_noise(self) -> bool:
         return self.fused_pass or super().own_noise
+
+    def share_device(self, policies: int) -> None:
+        self.backbone.beside = policies
 
     def fuse(self) -> str | None:
         reason = kernels.unfit(self.backbone, self.gates)

@@ -117,6 +117,8 @@ class Transformer(nn.Module):
     dropout_seed: Tensor
     fused: bool = False
     """Whether a step takes the fused path; its memory must have been opened after this was set."""
+    beside: int = 1
+    """How many policies act on the device at a time; the fused step takes its share of the programs."""
     fused_pass: bool = False
     """Whether a pass over episodes takes the fused path in training."""
 

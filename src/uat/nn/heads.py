@@ -6,21 +6,28 @@ Shapes: B batch, T time, D width, A actions, K candidates.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from uat.nn import vocabulary
-from uat.types import Discrete, Spec
+from uat.types import Discrete, Items, Spec
 
 
 class Head(nn.Module, ABC):
     """softmax(W h + b) over actions; a masked action has probability exactly zero."""
 
-    def __init__(self, d_model: int, count: int) -> None:
+    def __init__(self, d_model: int, count: int, *, bias: bool = True) -> None:
         super().__init__()
-        self.linear = nn.Linear(d_model, count)
+        self.linear = nn.Linear(d_model, count, bias=bias)
+
+    @property
+    def bias_A(self) -> Tensor:
+        """b; zeros where there is none to learn."""
+        own = getattr(self.linear, "bias", None)
+        return self.linear.weight.new_zeros(self.linear.out_features) if own is None else own
 
     def logits(self, h: Tensor, allowed: Tensor | None = None) -> Tensor:
         logits = self.linear(h)
@@ -32,7 +39,27 @@ class Head(nn.Module, ABC):
 
     def score(self, h: Tensor, candidates_K: Tensor) -> Tensor:
         """Logits (..., K) of the candidates alone."""
-        return torch.einsum("...kd,...d->...k", self.linear.weight[candidates_K], h) + self.linear.bias[candidates_K]
+        return torch.einsum("...kd,...d->...k", self.linear.weight[candidates_K], h) + self.bias_A[candidates_K]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadAnswers:
+    """Scores out of the last representation, worked out for those who are asked about and when they are."""
+
+    head: Head
+    h_BD: Tensor
+    allowed_BA: Tensor | None = None
+
+    def among(self, candidate_BK: Tensor) -> Tensor:
+        score_BK = self.head.score(self.h_BD, candidate_BK)
+        return (
+            score_BK
+            if self.allowed_BA is None
+            else score_BK.masked_fill(~self.allowed_BA.gather(1, candidate_BK), -torch.inf)
+        )
+
+    def every(self, episodes: slice) -> Tensor:
+        return self.head.logits(self.h_BD[episodes], None if self.allowed_BA is None else self.allowed_BA[episodes])
 
 
 class DiscreteHead(Head):
@@ -42,11 +69,25 @@ class DiscreteHead(Head):
         Where whole logits would be too many (`vocabulary.is_large`), they are never there at one time.
         """
         if allowed is None and vocabulary.is_large(target.numel(), self.linear.out_features):
-            linear, rows = self.linear, h.flatten(0, -2)
-            loss_N = vocabulary.linear_cross_entropy(rows, linear.weight, linear.bias, target.flatten())
+            rows = h.flatten(0, -2)
+            loss_N = vocabulary.linear_cross_entropy(rows, self.linear.weight, self.bias_A, target.flatten())
             return loss_N.view(target.shape)
         logits_NA = self.logits(h, allowed).flatten(0, -2)
         return F.cross_entropy(logits_NA, target.flatten(), ignore_index=-1, reduction="none").view(target.shape)
+
+
+class ItemHead(DiscreteHead):
+    """One table for what comes in and what goes out: an item is scored against the row that embeds it."""
+
+    def __init__(self, d_model: int, count: int, *, bias: bool) -> None:
+        super().__init__(d_model, count, bias=bias)
+        nn.init.normal_(self.linear.weight, std=0.02)
+        if bias:
+            nn.init.zeros_(self.linear.bias)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """The rows of these items (..., D); the id -1 ("none") gives exactly zero."""
+        return F.embedding(ids.clamp_min(0), self.linear.weight) * (ids >= 0)[..., None]
 
 
 class WeightsHead(Head):
@@ -61,3 +102,10 @@ class WeightsHead(Head):
 def build_head(spec: Spec, d_model: int) -> Head:
     kind = DiscreteHead if isinstance(spec.action, Discrete) else WeightsHead
     return kind(d_model, spec.action.count)
+
+
+def item_refusal(spec: Spec) -> str | None:
+    """Why a problem is none for a method that recommends the items it observes; None: it is one."""
+    if isinstance(spec.obs, Items) and isinstance(spec.action, Discrete) and spec.obs.count == spec.action.count:
+        return None
+    return f"recommends the items that it observes: it takes as many items as actions, not {spec.obs} and {spec.action}"

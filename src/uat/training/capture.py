@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 import torch
@@ -21,10 +23,12 @@ class Captured(Generic[Result]):
 
     Its inputs are changed by writing into the same tensors; what it returns are the same tensors each time.
     Warm-up really runs the function: tensors that it changes (weights, optimizer state) are named in
-    `preserve` and put back.
+    `preserve` and put back. Launches of what is `urgent` go before others that wait for the device.
     """
 
-    def __init__(self, function: Callable[[], Result], *, preserve: Iterable[Tensor] = ()) -> None:
+    def __init__(
+        self, function: Callable[[], Result], *, preserve: Iterable[Tensor] = (), urgent: bool = False
+    ) -> None:
         self.function = function  # keeps alive what the graph reads
         before = [(tensor, tensor.detach().clone()) for tensor in preserve]
         stream = torch.cuda.Stream()
@@ -38,7 +42,8 @@ class Captured(Generic[Result]):
                 tensor.copy_(value)
         self.graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(self.graph):
+            recorded_on = torch.cuda.Stream(priority=-1 if urgent else 0)
+            with _nothing_collected(), torch.cuda.graph(self.graph, stream=recorded_on):
                 self.result = function()
         except RuntimeError as error:
             torch.cuda.synchronize()
@@ -49,12 +54,24 @@ class Captured(Generic[Result]):
         return self.result
 
 
+@contextlib.contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Garbage stays: an older graph that is destroyed while another is recorded makes the recording fail."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
 def captured_or_none(
-    function: Callable[[], Result], what: str, *, preserve: Iterable[Tensor] = ()
+    function: Callable[[], Result], what: str, *, preserve: Iterable[Tensor] = (), urgent: bool = False
 ) -> Captured[Result] | None:
     """The function recorded; if that cannot be, a warning that says so, and None: whoever asked calls it plainly."""
     try:
-        return Captured(function, preserve=preserve)
+        return Captured(function, preserve=preserve, urgent=urgent)
     except CaptureError as error:
         warnings.warn(
             f"{what} cannot be captured as a CUDA graph ({error}); it runs launch by launch, which is much slower: "

@@ -12,8 +12,9 @@ from uat.acting import Behaviour, rollout
 from uat.methods import Policy
 from uat.noise import gumbel
 from uat.training.capture import Captured, captured_or_none
-from uat.types import Agent, Discrete, Noise, Simulator, Trajectory
+from uat.types import Agent, Discrete, Noise, Reader, Recording, Simulator, Trajectory
 
+URGENT = True
 AHEAD = 8
 """Batches whose noise is drawn at once on CUDA."""
 
@@ -23,8 +24,8 @@ class Player:
 
     def __init__(
         self,
-        agent: Agent[Any] | Behaviour | None,
-        simulator: Simulator[Any],
+        agent: Agent[Any] | Reader | Behaviour | None,
+        simulator: Simulator[Any] | Recording,
         *,
         device: torch.device,
         sampled: bool,
@@ -37,6 +38,8 @@ class Player:
         """False once a capture has failed."""
         self.inputs: Noise = {}
         self.ready: tuple[int, int, int, Noise] | None = None  # seed, first id, id after the last, their noise
+        self.played = torch.cuda.Event() if device.type == "cuda" else None
+        """On CUDA: happens when the latest captured rollout is over."""
         self.path = self._choose_path()
 
     def _choose_path(self) -> str:
@@ -57,18 +60,22 @@ class Player:
             return self._rollout(noise)
         if self.captured is None or len(episode_ids) != len(next(iter(self.inputs.values()))):
             self.inputs = {name: value.clone() for name, value in noise.items()}
-            self.captured = captured_or_none(lambda: self._rollout(self.inputs), "the rollout")
+            self.captured = captured_or_none(lambda: self._rollout(self.inputs), "the rollout", urgent=URGENT)
             if self.captured is None:
                 self.capturable, self.path = False, self.path.replace("cuda graph", "cuda eager, no graph")
                 return self._rollout(noise)
         for name, value in noise.items():
             self.inputs[name].copy_(value)
-        return self.captured()
+        trajectory = self.captured()
+        if self.played is not None:
+            self.played.record()
+        return trajectory
 
     def noise(self, episode_ids: Tensor, seed: int) -> Noise:
         noise = self.simulator.noise(episode_ids, seed)
         spec = self.simulator.spec
-        if self.sampled and isinstance(spec.action, Discrete):
+        played = not isinstance(self.simulator, Recording)
+        if played and self.sampled and isinstance(spec.action, Discrete):
             flat = gumbel(seed, self.stream, episode_ids.to(self.device), spec.horizon * spec.action.count)
             noise["actions"] = flat.view(-1, spec.horizon, spec.action.count).float()
         return noise

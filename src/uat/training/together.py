@@ -1,7 +1,9 @@
 """Several trainings at once on one device: each on a CUDA stream of its own, their small launches side by side.
 
 A small model leaves most of a large GPU idle, so three seeds cost little more than one. Nothing is shared, and every
-random number comes from (seed, epoch): each run's numbers are those of training it alone.
+random number comes from (seed, epoch): each run's numbers are those of training it alone. A rollout is a long chain of
+small launches and leaves room beside it, an optimize step fills the device; so the runs are set apart in time, and one
+optimizes while the others play.
 
 Torch's generator is one for all, though. A policy whose training asks it on the device (dropout outside the fused
 pass) shares one stream with the others, and they take turns instead.
@@ -10,6 +12,7 @@ pass) shares one stream with the others, and they take turns instead.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -18,6 +21,7 @@ import torch
 from uat.config import RunConfig
 from uat.noise import derive
 from uat.runs import Run
+from uat.training.playing import Player
 from uat.training.progress import Progress
 from uat.training.surroundings import pick_device, precision, seeded
 from uat.training.trainer import ShowProgress, Trainer
@@ -43,6 +47,8 @@ def train_together(
     runs = [Run.create(config, out, resume=resume, device=chosen) for config, out in zip(configs, outs, strict=True)]
     with seeded(derive(configs[0].seed, "train"), chosen), precision(arithmetic.pop()):
         trainers = [Trainer(run, chosen) for run in runs]
+        for trainer in trainers:
+            trainer.learner.share_device(len(trainers))
         streams = [_stream(trainers, chosen) for _ in trainers]
         turns: list[Iterator[None]] = []
         for trainer, stream in zip(trainers, streams, strict=True):
@@ -50,17 +56,30 @@ def train_together(
             with stream:
                 turns.append(trainer.turns(shown))
         unfinished = list(range(len(turns)))
-        while unfinished:
+        for count in itertools.count():
             for index in list(unfinished):
                 with streams[index]:
+                    if count == CAPTURED:
+                        set_apart([trainer.player for trainer in trainers], index)
                     if next(turns[index], _DONE) is _DONE:
                         unfinished.remove(index)
+            if not unfinished:
+                break
         if chosen.type == "cuda":
             torch.cuda.synchronize(chosen)
     return runs
 
 
+CAPTURED = 1
+"""Turns after which everything that an epoch launches has been captured."""
 _DONE = object()
+
+
+def set_apart(players: Sequence[Player], index: int) -> None:
+    """What comes next on this stream waits until the player before has played: those that begin together would
+    otherwise go on in step."""
+    if index > 0 and (event := players[index - 1].played) is not None:
+        torch.cuda.current_stream().wait_event(event)
 
 
 def _silent(label: str, total: int) -> Progress:

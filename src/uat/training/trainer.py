@@ -26,7 +26,7 @@ from uat.training.playing import Player, play_all
 from uat.training.progress import Progress
 from uat.training.ranks import ALONE, Ranks, joined, own_folder
 from uat.training.surroundings import pick_device, precision, seeded
-from uat.types import Metric
+from uat.types import Metric, Recording
 
 ShowProgress = Callable[[str, int], Progress]
 """From a label and the number of epochs to something that shows them pass."""
@@ -112,7 +112,8 @@ class Trainer:
     """One training: policy, worlds, checkpoint and where it stands.
 
     The policy's learner plays, learns and is judged; its weights are the policy's own. In a phase that learns from
-    logs somebody else plays, and the learner is still judged by its own play unless the phase says otherwise.
+    logs somebody else plays, and the learner is still judged by its own play unless the phase says otherwise. Episodes
+    that no action changes are taken as they happened: nobody plays them.
     """
 
     def __init__(self, run: Run, device: torch.device, ranks: Ranks = ALONE) -> None:
@@ -122,7 +123,9 @@ class Trainer:
         self.learner = self.policy.learner
         self.checkpoint = Checkpoint(run, self.policy, build_optimizer(self.learner, run.config.train))
         self.standing = self.checkpoint.restore()
-        self.player = Player(self.learner, self.domain.simulator("train", device), device=device, sampled=True)
+        worlds = self.domain.simulator("train", device)
+        nobody = isinstance(worlds, Recording)  # what happened there does not wait for anyone
+        self.player = Player(None if nobody else self.learner, worlds, device=device, sampled=True)
         self.judge = Player(self.learner, self.domain.simulator("validation", device), device=device, sampled=False)
 
     def train(self, progress: ShowProgress) -> None:

@@ -130,13 +130,14 @@ class Log:
             digest.update(array.data if array.dtype.kind != "U" else "\n".join(array).encode())
         return digest.hexdigest()
 
-    def save(self, path: Path) -> None:
-        """Written under another name first: a half-written file is never there."""
+    def save(self, path: Path, *, small: bool = False) -> None:
+        """Written under another name first: a half-written file is never there. A small one takes longer."""
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.{os.getpid()}")
         with partial.open("wb") as file:
             arrays = {item.name: getattr(self, item.name) for item in fields(self)}
-            np.savez(file, allow_pickle=False, checksum=np.array(self.checksum()), **arrays)
+            write = np.savez_compressed if small else np.savez
+            write(file, allow_pickle=False, checksum=np.array(self.checksum()), **arrays)
         partial.replace(path)
 
     @classmethod

@@ -21,6 +21,8 @@ import numpy as np
 from uat.data.movielens.genres import group_of, is_tag
 from uat.data.movielens.log import Array, Filters, Log, Ratings, group_sizes
 
+PACKED = ".npz"
+"""How the name of a file of arrays ends."""
 REVISION = 1
 """Raised when the same files start to give another log: old caches are then not used."""
 
@@ -69,8 +71,16 @@ class Summary:
 
 
 def load(path: Path | str, filters: Filters | None = None, cache: Path | str | None = None) -> Log:
-    """The log of a folder. With a cache folder, the second time reads no text and needs no polars."""
+    """The log of a folder, or of a file that `pack` made of one. With a cache folder, the second time reads no text.
+
+    Neither a packed file nor a cached log needs polars.
+    """
     filters = filters or Filters()
+    if Path(path).suffix == PACKED:
+        log = Log.restore(Path(path))
+        if log is None:
+            raise ValueError(f"{path} is missing, damaged, or no file that `uat data prepare movielens` made")
+        return log
     kind, folder = find_format(Path(path))
     files = [_only(folder, kind.ratings), _only(folder, kind.items)]
     if cache is None:
@@ -82,6 +92,16 @@ def load(path: Path | str, filters: Filters | None = None, cache: Path | str | N
     if log is None:
         log = Log.of(read(path), filters)
         log.save(saved)
+    return log
+
+
+def pack(path: Path | str, file: Path | str, filters: Filters | None = None) -> Log:
+    """The log of a folder as one file of arrays, to be carried to where there is no polars; it is also returned."""
+    file = Path(file)
+    if file.suffix != PACKED:
+        raise ValueError(f"{file} must end in {PACKED}")
+    log = load(path, filters)
+    log.save(file, small=True)
     return log
 
 

@@ -1,33 +1,50 @@
-"""Windows of a log with everything simulated on top of them, as trajectories; and how answers to them are measured.
+"""Windows of a log with everything simulated on top of them: episodes that no policy changes.
 
-The action of a trajectory is the logged item, as the paper's feedback has it; what a policy recommends changes
-nothing. The interaction t is complete when the decision at t is made, so that the spec's reward lag is the delay
-itself: 0 shows the reward of the latest interaction.
+The action of an episode is the logged item, as the paper's feedback has it; what a policy recommends is asked at the
+last step, and changes nothing. The interaction t is complete when the decision at t is made, so that the spec's reward
+lag is the delay itself: 0 shows the reward of the latest interaction.
 
-Axes: B episodes, T time, I items, K candidates, W windows.
+In training an episode is a window drawn at random, with a regime and targets of its own: no two epochs ask the same.
+Validation and test hold the newest window of each of their users under a fixed number of regime schedules, and the
+questions are the same for every method, seed and machine.
+
+Differences from the paper
+  1. several windows of a user serve training where users are few    test_the_newest_windows_come_first
+  2. regimes and targets of training are drawn afresh                test_training_asks_anew_and_test_asks_the_same
+  3. target and negatives are averaged analytically, over several
+     schedules; the single draw of the paper stands beside           test_the_filter_is_measured_as_its_reference
+
+Axes: B episodes, T time, I items, K candidates, W windows, R some of the episodes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from uat.data.movielens import Log, load, synthetic
+from uat.data.movielens import Log, SyntheticConfig, load, synthetic
 from uat.data.movielens.windows import SHARES, Split, Windows, split_users, windows
-from uat.domains.movielens.ranking import Ranking, drawn
+from uat.domains.movielens.ranking import Ranking, drawn, ranks
 from uat.domains.movielens.regime import Catalogue, RegimeLaw, rewards
 from uat.noise import integers
-from uat.types import Discrete, Items, Spec, Trajectory
+from uat.types import Answers, Discrete, Items, Noise, Spec, Trajectory
+
+AT_ONCE = 1 << 22
+"""Scores that may exist at one time when all items are ranked."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MovieLensConfig:
     path: str = ""
-    """Folder with MovieLens files; empty: the embedded synthetic catalogue."""
-    cache: str = ""
-    """Folder that keeps the arrays read from the files; empty: none."""
+    """Folder with MovieLens files, or a file that `uat data prepare` made of one; empty: the synthetic catalogue."""
+    users: int = 2000
+    """Users of the synthetic catalogue, before the filters."""
+    items: int = 1000
+    """Items of the synthetic catalogue, before the filters."""
     horizon: int = 50
     """Steps of one episode."""
     delay: int = 1
@@ -38,84 +55,122 @@ class MovieLensConfig:
     """Most windows of all splits together."""
     negatives: int = 99
     """Items that a target is ranked against."""
+    draws: int = 20
+    """Regime schedules under which each test window is asked."""
+    validation_draws: int = 4
+    """Regime schedules under which each validation window is asked."""
 
     def __post_init__(self) -> None:
         if self.delay < 0:
             raise ValueError(f"delay={self.delay} must not be negative")
-        for name, least in {"horizon": 1, "most_per_user": 1, "limit": 10, "negatives": 1}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
+        least = {"horizon": 1, "most_per_user": 1, "limit": 10, "negatives": 1, "draws": 1, "validation_draws": 1}
+        for name, low in least.items():
+            if getattr(self, name) < low:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least {low}")
+        _ = self.catalogue  # it checks its own
+
+    @property
+    def catalogue(self) -> SyntheticConfig:
+        return SyntheticConfig(num_users=self.users, num_items=self.items)
+
+    @property
+    def setting(self) -> str:
+        """The fields that are not at their defaults: "delay=3"; data by their name, wherever they lie."""
+        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        if self.path:
+            changed["path"] = Path(self.path).stem
+        return ",".join(f"{name}={value}" for name, value in changed.items()) or "default"
 
     def log(self) -> Log:
-        return load(self.path, cache=self.cache or None) if self.path else synthetic()
+        """Kept, since every run asks again; a file that has changed is read again."""
+        path = Path(self.path)
+        return _log(self.path, self.catalogue, path.stat().st_mtime_ns if self.path and path.exists() else 0)
+
+    def spec(self, num_items: int) -> Spec:
+        return Spec(obs=Items(num_items), action=Discrete(num_items), horizon=self.horizon, reward_lag=self.delay)
+
+
+@lru_cache(maxsize=4)
+def _log(path: str, catalogue: SyntheticConfig, changed: int) -> Log:
+    return load(path) if path else synthetic(catalogue)
 
 
 class Episodes:
-    """The episodes of one split."""
+    """The episodes of one split: a `Recording`."""
 
     def __init__(self, config: MovieLensConfig, log: Log, split: Split, device: torch.device | str = "cpu") -> None:
         self.config, self.split, self.device = config, split, device
-        self.law = RegimeLaw()
+        self.spec, self.law = config.spec(log.num_items), RegimeLaw()
         self.catalogue = Catalogue.of(torch.from_numpy(log.group_I), self.law.num_groups).to(device)
-        self.windows: Windows = windows(
-            log,
-            split_users(log.num_users, split),
-            horizon=config.horizon,
-            most_per_user=config.most_per_user if split == "train" else 1,
-            limit=round(config.limit * SHARES[split]),
-        ).to(device)
+        self.windows = windows_of(config, log, split).to(device)
+        self.draws = {"train": 0, "validation": config.validation_draws, "test": config.draws}[split]
+        """Episodes of each window; 0: without end."""
         self.rankings = {
             "": Ranking.sampled(log.num_items, config.negatives).to(device),
             "full_": Ranking.full(log.num_items).to(device),
         }
-        count = log.num_items
-        self.spec = Spec(obs=Items(count), action=Discrete(count), horizon=config.horizon, reward_lag=config.delay)
 
     def __len__(self) -> int:
-        return len(self.windows.user_W)
+        """How many episodes there are; in training, windows to draw from."""
+        return len(self.windows.user_W) * max(1, self.draws)
 
-    def trajectory(self, episode_ids: Tensor, seed: int) -> Trajectory:
-        """These episodes: a function of (seed, id) alone. A window that comes again has a new regime and new targets.
+    def noise(self, episode_ids: Tensor, seed: int) -> Noise:
+        """Window, regime, targets and, where episodes are judged, the negatives of the last step.
 
-        Training draws its windows; validation and test go through theirs in order.
+        Validation and test go through their windows, each under all of its schedules before the next.
         """
         ids_B = episode_ids.to(self.device)
-        window_B = ids_B % len(self)
         if self.split == "train":
             window_B = integers(seed, "movielens.window", ids_B, 1, below=len(self))[:, 0]
-        item_BT, rating_BT = self.windows.item_WT[window_B], self.windows.rating_WT[window_B]
+        else:
+            ids_B = ids_B % len(self)
+            window_B = ids_B // self.draws
         regime_BT = self.law.draw(seed, ids_B, self.config.horizon)
+        target_BT = self.catalogue.targets(seed, ids_B, regime_BT)
+        noise = {"window": window_B, "regime": regime_BT, "target": target_BT}
+        if self.split != "train":
+            last, count = self.config.horizon - 1, self.config.negatives
+            noise["negatives"] = self.catalogue.negatives(seed, ids_B, last, target_BT[:, -1], count)
+        return noise
+
+    def trajectory(self, noise: Noise) -> Trajectory:
+        item_BT = self.windows.item_WT[noise["window"]]
+        group_BT, rating_BT = self.catalogue.group_I[item_BT], self.windows.rating_WT[noise["window"]]
         done_BT = torch.zeros_like(item_BT, dtype=torch.bool)
         done_BT[:, -1] = True
         return Trajectory(
             obs=item_BT,
             action=item_BT,
-            reward=rewards(self.catalogue.group_I[item_BT], rating_BT, regime_BT),
+            reward=rewards(group_BT, rating_BT, noise["regime"]),
             done=done_BT,
-            target=self.catalogue.targets(seed, ids_B, regime_BT),
+            target=noise["target"],
             valid=torch.ones_like(done_BT),
-            facts={"regime": regime_BT},
+            facts={"regime": noise["regime"]},
         )
 
-    def candidates(self, episode_ids: Tensor, seed: int) -> Tensor:
-        """(B, K) the target of the last step and its negatives, one draw: the paper's protocol."""
-        ids_B = episode_ids.to(self.device)
-        target_B = self.trajectory(ids_B, seed).target[:, -1]
-        last, count = self.config.horizon - 1, self.config.negatives
-        return torch.cat([target_B[:, None], self.catalogue.negatives(seed, ids_B, last, target_B, count)], dim=1)
-
-    def measure(self, score_BI: Tensor, episode_ids: Tensor, seed: int) -> dict[str, Tensor]:
-        """Each metric (B,) of the scores of all items at the last step.
-
-        Plain names are averages over all targets of the regime and all draws of negatives, "full_" ranks against
-        every item, "drawn_" is one draw of target and negatives.
+    def judged(self, trajectory: Trajectory, noise: Noise, answers: Answers) -> Trajectory:
+        """Facts by the names of metrics: plain ones are averages over all targets of the regime and all draws of
+        negatives, "full_" ranks against every item, "drawn_" is one draw of target and negatives, as in the paper.
         """
-        regime_B = self.law.draw(seed, episode_ids.to(self.device), self.config.horizon)[:, -1]
-        wanted_BI = self.catalogue.group_I == regime_B[:, None]
-        found = {
-            prefix + name: value_B
-            for prefix, ranking in self.rankings.items()
-            for name, value_B in ranking.expected(score_BI.double(), wanted_BI).items()
-        }
-        one = drawn(score_BI.gather(1, self.candidates(episode_ids, seed)))
-        return {**found, **{f"drawn_{name}": value_B for name, value_B in one.items()}}
+        regime_B, target_B1 = trajectory.facts["regime"][:, -1], trajectory.target[:, -1:]
+        parts: list[dict[str, Tensor]] = []
+        size = max(1, AT_ONCE // len(self.catalogue.group_I))
+        for begin in range(0, len(regime_B), size):
+            episodes = slice(begin, begin + size)
+            wanted_RI = self.catalogue.group_I == regime_B[episodes, None]
+            place = ranks(answers.every(episodes), wanted_RI)
+            parts.append({p + name: x for p, r in self.rankings.items() for name, x in r.expected(place).items()})
+        found = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        one = drawn(answers.among(torch.cat([target_B1, noise["negatives"]], dim=1)))
+        found |= {f"drawn_{name}": value_B for name, value_B in one.items()}
+        return replace(trajectory, facts={**trajectory.facts, **found})
+
+
+def windows_of(config: MovieLensConfig, log: Log, split: Split) -> Windows:
+    return windows(
+        log,
+        split_users(log.num_users, split),
+        horizon=config.horizon,
+        most_per_user=config.most_per_user if split == "train" else 1,
+        limit=round(config.limit * SHARES[split]),
+    )

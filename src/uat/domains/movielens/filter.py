@@ -19,7 +19,7 @@ def posterior(law: RegimeLaw, group_BT: Tensor, reward_BT: Tensor, delay: int) -
     """(B, T, G) chance of each regime at t, given the items until t and the rewards until t - delay."""
     if delay < 0:
         raise ValueError(f"delay={delay} must not be negative")
-    hazard_S = law.hazard().to(group_BT.device)
+    hazard_S = law.hazard(group_BT.device)
     belief_BGS = _start(law, len(group_BT), hazard_S)
     before, beliefs = [belief_BGS], []  # belief about step s before its own reward; known only later
     for t in range(group_BT.shape[1]):

@@ -20,6 +20,27 @@ from uat.types import TensorFields
 CUTOFFS = (10, 20)
 
 
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Items of each episode in falling order of their scores."""
+
+    begin_BI: Tensor
+    end_BI: Tensor
+    """An item stands anywhere from `begin` to before `end`, with those of the same score."""
+    share_BI: Tensor
+    """How likely it is the target."""
+
+
+def ranks(score_BI: Tensor, wanted_BI: Tensor) -> Ranks:
+    """Where all items stand; each wanted one is as likely the target."""
+    falling_BI, order_BI = score_BI.sort(1, descending=True)
+    ranked_BI = -falling_BI
+    begin_BI = torch.searchsorted(ranked_BI, ranked_BI)
+    end_BI = torch.searchsorted(ranked_BI, ranked_BI, right=True)
+    wanted_BI = wanted_BI.gather(1, order_BI).double()
+    return Ranks(begin_BI, end_BI, wanted_BI / wanted_BI.sum(1, keepdim=True))
+
+
 @dataclass(slots=True, kw_only=True)
 class Ranking(TensorFields):
     """The expected value of each metric, by how many of the other items are above the target."""
@@ -47,15 +68,10 @@ class Ranking(TensorFields):
         chance_RJ = torch.eye(num_items, max(CUTOFFS), dtype=torch.float64)
         return cls(value_R=_metrics(chance_RJ))
 
-    def expected(self, score_BI: Tensor, wanted_BI: Tensor) -> dict[str, Tensor]:
+    def expected(self, place: Ranks) -> dict[str, Tensor]:
         """Each metric (B,), averaged over the wanted items as targets."""
-        falling_BI, order_BI = score_BI.sort(1, descending=True)
-        ranked_BI = -falling_BI
-        begin_BI = torch.searchsorted(ranked_BI, ranked_BI)
-        end_BI = torch.searchsorted(ranked_BI, ranked_BI, right=True)
-        wanted_BI = wanted_BI.gather(1, order_BI).double()
-        values = self.between(begin_BI, end_BI)
-        return {name: (value_BI * wanted_BI).sum(1) / wanted_BI.sum(1) for name, value_BI in values.items()}
+        values = self.between(place.begin_BI, place.end_BI)
+        return {name: (value_BI * place.share_BI).sum(1) for name, value_BI in values.items()}
 
     def between(self, begin: Tensor, end: Tensor) -> dict[str, Tensor]:
         """Each metric of a target that stands anywhere among the ranks from `begin` to before `end`."""

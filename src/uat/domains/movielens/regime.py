@@ -52,9 +52,9 @@ class RegimeLaw:
         step_BT = torch.arange(horizon, device=ids_B.device).expand(len(ids_B), -1).contiguous()
         return group_BK.gather(1, torch.searchsorted(ends_BK, step_BT, right=True))
 
-    def hazard(self) -> Tensor:
+    def hazard(self, device: torch.device | str = "cpu") -> Tensor:
         """Chance that a segment which has lasted 1, 2, .. longest steps ends now."""
-        lasted = torch.arange(1, self.longest + 1)
+        lasted = torch.arange(1, self.longest + 1, device=device)
         return torch.where(lasted < self.shortest, 0.0, 1.0 / (self.longest - lasted + 1).double())
 
 

@@ -27,7 +27,6 @@ from uat.nn.kernels.triton_parts import (
     diagonal,
     norm_rows,
     normed,
-    power_of_two,
     room,
     shares,
     tanh,
@@ -42,7 +41,7 @@ from uat.types import Step
 ROWS = 16
 """Least rows of a matrix product on tensor cores."""
 PROGRAMS = 132
-"""About as many programs as a large GPU has multiprocessors."""
+"""About as many programs as a large GPU has multiprocessors; policies that act side by side divide them."""
 CHUNK, WARPS, STAGES = 64, 4, 3
 """Cached steps that are read at a time, warps of a program, and blocks of weights under way at a time."""
 WIDEST = 128
@@ -139,7 +138,7 @@ def _launch(
     out = unread.new_empty(streams, d if head is None else actions)
     choice_B = torch.empty(streams, dtype=torch.long, device=out.device)
     allowed = None if step is None or step.allowed is None or head is None else step.allowed.contiguous()
-    real = min(ROWS, power_of_two(shares(streams, PROGRAMS)))
+    real = min(ROWS, shares(streams, max(1, PROGRAMS // backbone.beside)))
     pointers = {
         **dict.fromkeys(OBSERVED + TOLD, unread),
         **{name: value for name, value in (seen | told).items() if isinstance(value, Tensor)},
@@ -426,6 +425,7 @@ def _step(
         if SAMPLED:
             logits += tl.load(gumbel_ptr + stream[:, None] * gumbel_stride + a[None, :], mask=possible, other=0.0)
         logits = tl.where((a < A)[None, :], logits, -float("inf"))
-        tl.store(choice_ptr + stream, tl.argmax(logits, 1).to(tl.int64), mask=live)
+        best = tl.minimum(tl.argmax(logits, 1), A - 1)  # an action also where logits are not numbers
+        tl.store(choice_ptr + stream, best.to(tl.int64), mask=live)
     else:
         tl.store(out_ptr + stream[:, None] * D + d[None, :], x, mask=alive)

@@ -1,0 +1,70 @@
+"""Recommendation with delayed feedback as a domain: what is trained, measured, and shown beside it.
+
+Axes: B episodes.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from uat.data.movielens.windows import Split
+from uat.domains.movielens.episodes import Episodes, MovieLensConfig, windows_of
+from uat.domains.movielens.references import Believer, filtered, ignorant, indifferent, told
+from uat.domains.movielens.regime import Catalogue, RegimeLaw
+from uat.types import Metric, Reader, Trajectory
+
+REGIMES = ("action", "comedy", "drama", "thriller")
+"""The groups of genres by the first of each; see `uat.data.movielens.genres`."""
+
+
+class MovieLens:
+    """Which item a user wants next depends on a hidden group of genres, felt through late rewards alone."""
+
+    name: ClassVar[str] = "movielens"
+    train_tasks: ClassVar[tuple[str, ...]] = ("movielens",)
+    metrics: tuple[Metric, ...] = (
+        *(Metric(name=name, label=name.upper()) for name in ("hr@10", "ndcg@10", "hr@20", "ndcg@20")),
+        *(Metric(name=f"drawn_{n}", label=f"{n.upper()}, one draw") for n in ("hr@10", "ndcg@10", "hr@20", "ndcg@20")),
+        *(Metric(name=f"full_{name}", label=f"{name.upper()}, all items") for name in ("hr@10", "ndcg@10")),
+        *(Metric(name=f"hr@10_{regime}", label=f"HR@10, {regime}", partial=True) for regime in REGIMES),
+    )
+
+    def __init__(self, config: MovieLensConfig) -> None:
+        self.config, self.log = config, config.log()
+        self.spec = config.spec(self.log.num_items)
+        self.task = "movielens"
+        self.setting = config.setting
+        self.block = float(config.draws)
+        """Episodes of one window follow each other, and are resampled together."""
+
+    @property
+    def episodes(self) -> dict[str, int]:
+        c = self.config
+        draws: dict[Split, int] = {"validation": c.validation_draws, "test": c.draws}
+        return {split: many * len(windows_of(c, self.log, split).user_W) for split, many in draws.items()}
+
+    def simulator(self, split: Split, device: torch.device | str) -> Episodes:
+        return Episodes(self.config, self.log, split, device)
+
+    def measure(self, trajectory: Trajectory) -> dict[str, Tensor]:
+        """What the answers at the last step were worth; a regime's hit rate is NaN where another one is active."""
+        facts, regime_B = trajectory.facts, trajectory.facts["regime"][:, -1]
+        by_regime = {
+            f"hr@10_{name}": torch.where(regime_B == r, facts["hr@10"], torch.nan) for r, name in enumerate(REGIMES)
+        }
+        return {m.name: facts[m.name] for m in self.metrics if m.name not in by_regime} | by_regime
+
+    def references(self) -> dict[str, Reader]:
+        """The ceiling is exact, since no action changes what is learnt; who sees no feedback reaches "no-feedback"."""
+        law = RegimeLaw()
+        catalogue = Catalogue.of(torch.from_numpy(self.log.group_I), law.num_groups)
+        beliefs = {
+            "ceiling": filtered(law, self.config.delay),
+            "no-feedback": indifferent,
+            "expert": told,
+            "random": ignorant,
+        }
+        return {name: Believer(catalogue, belief) for name, belief in beliefs.items()}

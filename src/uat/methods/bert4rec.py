@@ -1,0 +1,181 @@
+"""BERT4Rec: a Transformer over items that looks both ways, and fills gaps.
+
+Source: Sun et al. 2019, "BERT4Rec: Sequential Recommendation with Bidirectional Encoder Representations from
+Transformer" (CIKM).
+
+To decide at step t a mask token stands behind the items seen so far, o_1 .. o_t [mask], every token sees every other
+one, and the answer is read off at the mask. Learning is a Cloze test: in o_1 .. o_T [mask] a share of the items is
+replaced by mask tokens, and at each mask the answer is asked that would have been asked there: the answer of step t
+lies at the place of o_{t+1}. One pass serves a whole episode.
+
+  x_s = Dropout(LN(E_{o_s} + p_s)), with m in the place of E_{o_s} at a mask
+  x   = L blocks of `nn/bidirectional.py`
+  r   = E LN(GELU(W x + b)) + b_O              at the masks; the table E that embeds items also scores them
+
+Acting works the whole prefix out again at each step, since a token that comes changes what all others have become. What
+does not change is kept: embedded items, and the first layer's keys and values.
+
+Differences from the paper
+  1. a mask asks for the domain's target; where the targets are the next
+     items, that is the item under the mask                              test_cloze_learns_a_toy_alphabet_exactly
+  2. the last place is always a mask, the first never: it answers no
+     step; the paper also adds sequences with the last mask alone, here a
+     share of the episodes                                               test_what_is_masked
+  3. where an episode starts in a table (`Batch.start`) means nothing,
+     and episodes longer than the horizon are refused                    test_longer_episodes_are_refused
+Choices that the paper leaves open, taken from the authors' code: LayerNorm after the embedding and after GELU(W x + b);
+matrices start at N(0, 0.02²), biases at zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from uat.methods.policy import Policy
+from uat.methods.sasrec import start_small
+from uat.nn.bidirectional import BidirectionalTransformer
+from uat.nn.blocks import BackboneConfig
+from uat.nn.heads import ItemHead, item_refusal
+from uat.noise import uniform
+from uat.types import NO_ACTION, Batch, Losses, Spec, Step, masked_sum
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BERT4RecConfig(BackboneConfig):
+    mask_share: float = 0.2
+    """Share of the items that the Cloze test hides."""
+    last_share: float = 0.1
+    """Share of the training episodes in which the last place alone is a mask, as it is when deciding."""
+
+    def __post_init__(self) -> None:
+        BackboneConfig.__post_init__(self)
+        for name in ("mask_share", "last_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}={getattr(self, name)} must lie in [0, 1]")
+
+
+@dataclass(slots=True)
+class BERT4RecState:
+    x_BSD: Tensor
+    """Embedded items, and behind them the mask token, which the next item writes over."""
+    kv_BSF: Tensor
+    """Their keys and values in the first layer."""
+    length_B: Tensor
+    """Items that each stream has seen."""
+
+
+class BERT4Rec(Policy):
+    config: BERT4RecConfig
+    head: ItemHead
+    dropout_seed: Tensor
+    """Decides what the Cloze test hides."""
+
+    def __init__(self, spec: Spec, config: BERT4RecConfig) -> None:
+        super().__init__(spec, config)
+        head = ItemHead(config.d_model, spec.action.count, bias=True)
+        self.head = head  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.mask_D = nn.Parameter(torch.empty(config.d_model))
+        self.places_SD = nn.Parameter(torch.empty(spec.horizon + 1, config.d_model))
+        for parameter in (self.mask_D, self.places_SD):
+            nn.init.normal_(parameter, std=0.02)
+        self.norm, self.drop = nn.LayerNorm(config.d_model), nn.Dropout(config.dropout)
+        self.backbone = BidirectionalTransformer(config)
+        self.answer = nn.Sequential(nn.Linear(config.d_model, config.d_model), nn.GELU(), nn.LayerNorm(config.d_model))
+        self.register_buffer("dropout_seed", torch.zeros((), dtype=torch.long), persistent=False)
+        for part in (self.backbone, self.answer):
+            start_small(part)
+
+    @classmethod
+    def refusal(cls, spec: Spec) -> str | None:
+        return item_refusal(spec)
+
+    # ------------------------------------------------------------ learning
+
+    def loss(self, batch: Batch) -> Losses:
+        """The Cloze test."""
+        hidden_BT = self.hidden(batch.valid)
+        x_BSD, visible_BS = self._gapped(batch, hidden_BT)
+        h_BSD = self.answer(self.backbone(x_BSD, self.backbone.keys_values(x_BSD), visible_BS=visible_BS))
+        target_BT = batch.target.masked_fill(~hidden_BT, NO_ACTION)
+        return {"cloze": masked_sum(self.head.nll(h_BSD[:, 1:], target_BT, batch.allowed), hidden_BT)}
+
+    def hidden(self, valid_BT: Tensor) -> Tensor:
+        """(B, T) True where the answer is asked, so that a mask stands in the next place; decided by the seed alone."""
+        streams, steps = valid_BT.shape
+        ids_B = self.dropout_seed + torch.arange(streams, device=valid_BT.device)
+        draw_BS = uniform(0, "bert4rec.cloze", ids_B, steps + 1)
+        some_BT = (draw_BS[:, 1:] < self.config.mask_share) & (draw_BS[:, :1] >= self.config.last_share)
+        return valid_BT & (some_BT | self._last(valid_BT))
+
+    def final(self, batch: Batch) -> Tensor:
+        """One pass, with the last place alone a mask."""
+        x_BSD, visible_BS = self._gapped(batch, self._last(batch.valid))
+        kv_BSF = self.backbone.keys_values(x_BSD)
+        return self.answer(self.backbone(x_BSD, kv_BSF, visible_BS=visible_BS, asked_B=batch.valid.sum(1)))
+
+    def _last(self, valid_BT: Tensor) -> Tensor:
+        """(B, T) True at the last real step."""
+        follows_BT = torch.cat([valid_BT[:, 1:], torch.zeros_like(valid_BT[:, :1])], dim=1)
+        return valid_BT & ~follows_BT
+
+    def _gapped(self, batch: Batch, hidden_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens (B, T + 1, D) with masks in the places behind hidden steps, and which of them are real."""
+        first_B1 = torch.ones_like(hidden_BT[:, :1])
+        e_BSD = nn.functional.pad(self.head.embed(batch.obs), (0, 0, 0, 1))
+        mask_BS1 = torch.cat([~first_B1, hidden_BT], dim=1)[..., None]
+        x_BSD = self._placed(torch.where(mask_BS1, self.mask_D, e_BSD), slice(0, self._check(hidden_BT.shape[1]) + 1))
+        return x_BSD, torch.cat([first_B1, batch.valid], dim=1)
+
+    # ------------------------------------------------------------ deciding
+
+    def features(self, batch: Batch) -> Tensor:
+        """The prefix of every step worked out anew, as streaming does."""
+        steps = self._check(batch.obs.shape[1])
+        x_BTD = self._placed(self.head.embed(batch.obs), slice(0, steps))
+        mask_BTD = self._placed(self.mask_D, slice(1, steps + 1)).expand_as(x_BTD)
+        kv_BTF, mask_kv_BTF = self.backbone.keys_values(x_BTD), self.backbone.keys_values(mask_BTD)
+        answers = []
+        for t in range(steps):
+            x_BSD = torch.cat([x_BTD[:, : t + 1], mask_BTD[:, t : t + 1]], dim=1)
+            kv_BSF = torch.cat([kv_BTF[:, : t + 1], mask_kv_BTF[:, t : t + 1]], dim=1)
+            asked_B = torch.full((len(x_BSD),), t + 1, device=x_BSD.device)
+            answers.append(self.backbone(x_BSD, kv_BSF, asked_B=asked_B))
+        return self.answer(torch.stack(answers, dim=1))
+
+    def init_state(self, streams: int, capacity: int, device: torch.device | str) -> BERT4RecState:
+        self._check(capacity)
+        x_BSD = self.places_SD.new_zeros(streams, capacity + 1, self.config.d_model)
+        return BERT4RecState(
+            x_BSD=x_BSD,
+            kv_BSF=x_BSD.repeat(1, 1, 2),
+            length_B=torch.zeros(streams, dtype=torch.long, device=x_BSD.device),
+        )
+
+    def step(self, state: BERT4RecState, step: Step) -> tuple[Tensor, BERT4RecState]:
+        state.length_B.masked_fill_(step.first, 0)
+        self._write(state, self.head.embed(step.obs))
+        state.length_B += 1
+        self._write(state, self.mask_D.expand(len(step.first), -1))
+        visible_BS = torch.arange(state.x_BSD.shape[1], device=state.length_B.device) <= state.length_B[:, None]
+        h_BD = self.backbone(state.x_BSD, state.kv_BSF, visible_BS=visible_BS, asked_B=state.length_B)
+        return self.head.logits(self.answer(h_BD), step.allowed), state
+
+    def _write(self, state: BERT4RecState, e_BD: Tensor) -> None:
+        """Put a token of each stream, embedded, into its next place."""
+        x_B1D = self._placed(e_BD, state.length_B)[:, None]
+        for kept, value in ((state.x_BSD, x_B1D), (state.kv_BSF, self.backbone.keys_values(x_B1D))):
+            kept.scatter_(1, state.length_B[:, None, None].expand_as(value), value.to(kept.dtype))
+
+    def _placed(self, e: Tensor, place: Tensor | slice) -> Tensor:
+        return self.drop(self.norm(e + self.places_SD[place]))
+
+    def _check(self, steps: int) -> int:
+        """Refuse what is longer than the table of places."""
+        if steps > self.spec.horizon:
+            raise ValueError(
+                f"{steps} steps do not fit BERT4Rec's table of places, made for a horizon of {self.spec.horizon}"
+            )
+        return steps

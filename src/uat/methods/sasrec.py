@@ -1,0 +1,110 @@
+"""SASRec: self-attentive sequential recommendation, a causal Transformer over items.
+
+Source: Kang and McAuley 2018, "Self-Attentive Sequential Recommendation" (ICDM).
+
+  x_t = Dropout(√D M_{o_t} + p_t)
+  x   = x + Dropout(g(LN(x)))              g: causal attention, then a feed-forward network with ReLU; L times
+  r_t = M LN(x_t)                          the table M that embeds items also scores them, without a bias
+
+Differences from the paper
+  1. cross-entropy over all items; the paper's loss, binary cross-entropy with one
+     drawn negative, is the setting `negatives`                          test_sampled_loss_equals_the_equations
+  2. attention has an output projection, and may have several heads      test_pass_equals_the_equations
+  3. it is asked for the domain's target at each step; on the ordinary
+     task that is the next item, as in the paper                         test_leave_one_out_on_a_log_by_hand
+Choices that the paper leaves open: √D before the table's rows, as in the authors' code; all matrices start at
+N(0, 0.02²) and biases at zero. The authors' code normalises queries alone; here, as in the paper's equation, all that
+enters attention is normalised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from uat.methods.policy import Policy
+from uat.nn.blocks import Trace, Transformer, TransformerConfig
+from uat.nn.cache import KVCache
+from uat.nn.heads import ItemHead, item_refusal
+from uat.noise import integers
+from uat.types import Batch, Losses, Spec, Step, masked_sum
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SASRecConfig(TransformerConfig):
+    negatives: int = 0
+    """Items drawn against each target, with binary cross-entropy (the paper's loss has one); 0: all items, with
+    cross-entropy, which learns better."""
+
+    def __post_init__(self) -> None:
+        TransformerConfig.__post_init__(self)
+        if self.negatives < 0:
+            raise ValueError(f"negatives={self.negatives} must not be negative")
+
+
+class SASRec(Policy):
+    config: SASRecConfig
+    head: ItemHead
+    dropout_seed: Tensor
+    """Decides which negatives are drawn."""
+
+    def __init__(self, spec: Spec, config: SASRecConfig) -> None:
+        super().__init__(spec, config)
+        head = ItemHead(config.d_model, spec.action.count, bias=False)
+        self.head = head  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.backbone = Transformer(spec, config, utility=False)
+        self.backbone.register_module("encoder", nn.Identity())  # items come embedded by the head's table
+        self.backbone.register_module("norm", nn.Dropout(config.dropout))  # no LayerNorm before the blocks
+        self.register_buffer("dropout_seed", torch.zeros((), dtype=torch.long), persistent=False)
+        start_small(self.backbone.blocks)
+
+    @classmethod
+    def refusal(cls, spec: Spec) -> str | None:
+        return item_refusal(spec)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        return self.head.embed(ids) * self.config.d_model**0.5
+
+    def features(self, batch: Batch) -> Tensor:
+        return self.backbone(self.embed(batch.obs), start_B=batch.start)
+
+    def loss(self, batch: Batch) -> Losses:
+        if not self.config.negatives:
+            return super().loss(batch)
+        return {"binary": masked_sum(self._binary(batch), batch.valid)}
+
+    def _binary(self, batch: Batch) -> Tensor:
+        """-log σ(r_target) - Σ log(1 - σ(r_negative)), (B, T); what occurs in the episode is no negative."""
+        streams, steps = batch.valid.shape
+        ids_B = self.dropout_seed + torch.arange(streams, device=self.dropout_seed.device)
+        count = steps * self.config.negatives
+        drawn_BTK = integers(0, "sasrec.negatives", ids_B, count, below=self.spec.action.count).view(streams, steps, -1)
+        taken_BTK = (drawn_BTK[..., None] == batch.obs[:, None, None]).any(-1)
+        taken_BTK = taken_BTK | (drawn_BTK == batch.target[..., None])
+        target_BT1 = batch.target.clamp_min(0)[..., None]
+        score_BTK = self.head.score(self.features(batch), torch.cat([target_BT1, drawn_BTK], dim=-1))
+        against_BTK = F.softplus(score_BTK[..., 1:]).masked_fill(taken_BTK, 0.0)
+        return F.softplus(-score_BTK[..., 0]) + against_BTK.sum(-1)
+
+    def init_state(self, streams: int, capacity: int, device: torch.device | str) -> KVCache:
+        return self.backbone.init_cache(streams, capacity)
+
+    def step(self, state: KVCache, step: Step) -> tuple[Tensor, KVCache]:
+        h_BD = self.backbone.step(self.embed(step.obs), step.first, state)
+        return self.head.logits(h_BD, step.allowed), state
+
+    def trace(self, batch: Batch) -> Trace:
+        return self.backbone.trace(self.embed(batch.obs))
+
+
+@torch.no_grad()
+def start_small(module: nn.Module) -> None:
+    """Matrices at N(0, 0.02²), biases at zero, as recommenders and BERT start."""
+    for name, parameter in module.named_parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.02)
+        elif name.endswith("bias"):
+            nn.init.zeros_(parameter)
