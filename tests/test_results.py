@@ -89,7 +89,7 @@ def test_published_numbers_are_of_known_methods_and_each_stands_once() -> None:
     assert {r["method"] for r in tables} >= set(uat.METHODS)
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("file", [file for file in FILES if file.stem in uat.DOMAINS], ids=lambda path: path.stem)
 def test_the_page_of_results_is_what_the_rows_say(file: Path) -> None:
     page = RESULTS.parent / "docs" / "results" / f"{file.stem}.md"
     assert page.read_text() == domain_page(Rows.of(file.parent), file.stem), f"python results/make_table.py {file.stem}"
