@@ -157,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (ValueError, OSError) as error:
         sys.exit(fail(str(error)))
     except KeyboardInterrupt:
-        print("stopped; continue the run with --resume", file=sys.stderr)
+        print("stopped; continue a training with --resume, a study by the same command", file=sys.stderr)
         sys.exit(130)
 
 

@@ -96,7 +96,7 @@ def test_a_killed_grid_goes_on_and_no_cell_is_done_twice(tmp_path: Path, monkeyp
             raise KeyboardInterrupt
         return counted(self, index, epoch)
 
-    options = tiny(tmp_path / "killed", seeds=(0, 1))
+    options = tiny(tmp_path / "killed", seeds=(0, 1), runs=tmp_path / "elsewhere")
     monkeypatch.setattr(Epoch, "run", killed_in_the_middle)
     with pytest.raises(KeyboardInterrupt):
         reproduce(options)

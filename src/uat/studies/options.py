@@ -13,6 +13,7 @@ from uat.domains import DOMAINS
 from uat.methods import METHODS
 from uat.studies.cells import Filter
 from uat.studies.executors import need_ray
+from uat.studies.files import Results
 from uat.studies.grids import NAMED_DATA, STUDIES
 
 
@@ -38,6 +39,8 @@ class Reproduce:
     """Settings of every cell beside the study's, as FIELD=VALUE with a JSON value."""
     out: Path | None = None
     """Folder of results; unset: runs/reproduce/PRESET. The same folder again goes on where it stopped."""
+    runs: Path | None = None
+    """Folder of the run folders; unset: OUT/runs."""
     executor: Literal["local", "ray"] = "local"
     """Who does the work: processes on this machine, or a Ray cluster."""
     workers: int | None = None
@@ -83,6 +86,10 @@ class Reproduce:
     @property
     def folder(self) -> Path:
         return self.out or Path("runs") / "reproduce" / self.preset
+
+    @property
+    def results(self) -> Results:
+        return Results(self.folder, self.runs)
 
 
 def settings_of(texts: Sequence[str]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class Summing:
 
 def reproduce(options: Reproduce, board: Callable[[int], Board] = show_board) -> Summing:
     """Run what is left of a study."""
-    results, summing = Results(options.folder), Summing()
+    results, summing = options.results, Summing()
     studies = [STUDIES[name] for name in chosen_studies(options.study)]
     cells = cells_of(options)
     summing.missing = list(dict.fromkeys(said for study in studies for said in study.missing()))
@@ -243,7 +243,7 @@ def pairs(groups: Sequence[Group]) -> list[Pair]:
 
 def plan(options: Reproduce) -> list[dict[str, Any]]:
     """One row per cell, and whether it is done; the last row sums up."""
-    results, gpu = Results(options.folder), on_gpu(options)
+    results, gpu = options.results, on_gpu(options)
     there, rows, left = measured(results), [], {}
     for cell in cells_of(options):
         done = is_done(cell, results, there)
