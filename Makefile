@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo test test-slow test-gpu lint clean
+.PHONY: install demo report test test-slow test-gpu lint clean
 
 install: $(STAMP)
 
@@ -14,6 +14,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: install
 	$(BIN)/uat demo
+
+report: install
+	$(BIN)/uat report results/paper --out docs/report
 
 test: install
 	$(BIN)/python -m pytest -n 2 -m 'not slow and not gpu'

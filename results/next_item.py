@@ -2,11 +2,11 @@
 
 Once, where polars is installed, make the table of sequences from a folder of MovieLens files:
 
-    PYTHONPATH=src:. python results/next_item.py --prepare FOLDER --data ml1m_next.npz
+    PYTHONPATH=src python results/next_item.py --prepare FOLDER --data ml1m_next.npz
 
 then train anywhere torch is:
 
-    PYTHONPATH=src:. python results/next_item.py --data ml1m_next.npz --method sasrec --device cuda --out rows.jsonl
+    PYTHONPATH=src python results/next_item.py --data ml1m_next.npz --method sasrec --device cuda --out rows.jsonl
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from results.make_rows import write_rows
 from uat.evaluation.next_item import NextItemConfig, Outcome, Sequences, learn
+from uat.studies.files import SCORE_KEY, merge
 from uat.training.surroundings import pick_device
 
 SHARED = {"d_model": 64, "num_layers": 2, "dropout": 0.1}
@@ -69,7 +69,7 @@ def score(method: str, seed: int, sequences: Sequences, args: argparse.Namespace
             for row in rows:
                 print(f"  {method} {seed} {row['split']:10} {row['metric']:10} {row['value']:.4f}", flush=True)
             if args.out is not None:
-                write_rows(args.out, rows)
+                merge(args.out, rows, SCORE_KEY)
         else:
             print(f"{method} {seed} {said}", flush=True)
 

@@ -5,7 +5,7 @@ Axes as in `uat.types`. Sizes differ from axis to axis, so that two axes mixed u
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
@@ -31,6 +31,9 @@ SPECS: dict[str, Spec] = {
 }
 """Every kind of observation with every kind of action, one with facts that methods may ask for."""
 
+PAIRS = {(method, spec): METHODS[method].policy.refusal(SPECS[spec]) for method in METHODS for spec in SPECS}
+"""Every method with every kind of problem, and why it is none for the method, if so."""
+
 IN_THE_DARK = [name for name, method in METHODS.items() if method.serves("darkroom")]
 """Methods that serve the dark room, where most tests play."""
 
@@ -51,6 +54,11 @@ SIZES: dict[str, Any] = {
 
 
 # ---------------------------------------------------------------- policies
+
+
+def served(method: str) -> Spec:
+    """The first kind of problem that a method serves."""
+    return next(SPECS[spec] for (name, spec), reason in PAIRS.items() if name == method and not reason)
 
 
 def small_config(method: str, **settings: Any) -> Any:
@@ -210,3 +218,15 @@ def stream(policy: Policy, batch: Batch) -> Tensor:
 def largest(logits: Tensor) -> float:
     """The largest absolute logit of an action that is not masked."""
     return logits[logits.isfinite()].abs().max().item()
+
+
+def call(capsys: Any, run: Callable[[list[str]], None], *argv: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command."""
+    capsys.readouterr()
+    code: Any = 0
+    try:
+        run(list(argv))
+    except SystemExit as stop:
+        code = stop.code or 0
+    said = capsys.readouterr()
+    return code, said.out, said.err

@@ -321,7 +321,8 @@ def test_train_and_evaluate_print_rows_and_tell_progress_apart(capsys: Captured,
     code, out, err = call(capsys, "evaluate", folder, "--no-references", "--device", "cpu")
     assert (code, err) == (0, "")
     assert out.splitlines()[0].split()[:4] == ["task", "setting", "preset", "method"]
-    assert out.splitlines()[2].split()[:4] == ["darkroom/gradual", "horizon=5", "smoke", "uat"]
+    setting = "horizon=5,d_model=8,num_layers=1,d_ff=8"
+    assert out.splitlines()[2].split()[:4] == ["darkroom/gradual", setting, "smoke", "uat"]
     assert out.splitlines()[3:] == ["", LEGEND]
 
     for episodes in ("0", "-5"):

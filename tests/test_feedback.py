@@ -252,7 +252,8 @@ def test_a_run_is_trained_and_scored_under_its_channel(tmp_path: Path) -> None:
     null = {"feedback.reward": "null", "feedback.action": "null", "train.epochs": 2}
     run = uat.train(override(recipe("darkroom", "vanilla", "smoke"), null), tmp_path / "null", device="cpu")
     found = uat.evaluate(run, device="cpu")
-    assert {score.setting for score in found.scores} == {"feedback.reward=null,feedback.action=null"}
+    channel = "feedback.reward=null,feedback.action=null"
+    assert {score.setting for score in found.scores} == {channel, f"{channel},train.epochs=2"}
     assert found.episodes["ceiling"]["accuracy"].mean() > 0.85, "the filter was told nonsense"
     with pytest.raises(ValueError, match="feedback"):
         uat.train(override(recipe("darkroom", "tent", "smoke"), {"train.epochs": 2}), tmp_path / "t", source=run)

@@ -41,7 +41,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "training",
     },
     "serving": {"types", "checks", "nn", "methods", "acting"},
+    "flags": set(),
     "bench": {
+        "flags",
         "types",
         "nn",
         "methods",
@@ -54,7 +56,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "evaluation",
         "serving",
     },
+    "studies": {"flags", "types", "methods", "domains", "config", "recipes", "runs", "training", "evaluation"},
+    "report": {"flags", "types", "methods", "domains", "config", "recipes", "runs", "evaluation", "studies"},
     "cli": {
+        "studies",
+        "report",
         "types",
         "data",
         "methods",

@@ -10,10 +10,12 @@ import pytest
 
 import uat
 from uat.config import run_config_from_json
+from uat.report.rows import Rows, published
+from uat.report.sections import domain_page
 from uat.types import Score
 
 RESULTS = Path(__file__).parents[1] / "results"
-FILES = sorted(RESULTS.glob("*/*.jsonl"))
+FILES = sorted(file for file in RESULTS.glob("*/*.jsonl") if file.stem != "efficiency")
 CHECKPOINTS = sorted(path.parent for path in RESULTS.glob("*/*/policy.safetensors"))
 
 
@@ -75,45 +77,19 @@ def test_seeds_of_a_method_and_of_one_that_adopts_it_make_rows(
             *((m, 0) for m in ("ceiling", "expert", "random")),
             *((m, s) for m in ("tent", "vanilla") for s in (0, 1)),
         ]
-    assert (tmp_path / "darkroom-cyclic-vanilla-1" / "policy.safetensors").exists()
-    sure = rows(tmp_path / "intervals" / "rows.jsonl")
-    assert {row["method"]: row["seeds"] for row in sure if row["seeds"]} == {"tent": [0, 1], "vanilla": [0, 1]}
-    assert all(d["other"] == "vanilla" for row in sure for d in row["differences"])  # pyright: ignore[reportGeneralTypeIssues]
-
-
-def test_a_table_says_in_words_whether_anybody_differs_and_finds_the_published_numbers_of_a_market() -> None:
-    made = runpy.run_path(str(RESULTS / "make_table.py"))
-    theirs = [made["in_our_words"](row) for row in rows(RESULTS / "published.jsonl") if row["domain"] == "markets"]
-    assert {row["task"] for row in theirs} == {"joint"}
-    assert {row["metric"] for row in theirs} == {"sharpe_djia", "sharpe_hsi", "sharpe_csi"}
-    ours = [
-        {"method": method, "task": "joint", "metric": "sharpe_djia", "value": value, "seed": 0}
-        for method, value in (("uat", 1.5), ("equal-weight", 1.64), ("buy-and-hold", 1.6))
-    ]
-    text = made["table"](ours, [row for row in theirs if row["metric"] == "sharpe_djia"], ["joint"])
-    assert "| `uat` | 1.500 | 1.071 ± 0.04 | 1 |" in text
-    assert "*equal-weight* (the same weight for every asset, every day) | 1.640 |  |  |" in text
-
-    def sure(p: float) -> str:
-        against = {"other": "equal-weight", "value": -0.14, "low": -0.5, "high": 0.22, "p": p}
-        row = {"method": "uat", "task": "joint", "low": 0.2, "high": 2.8, "differences": [against]}
-        return made["certainty"]([row])
-
-    assert "| `uat` | [0.200, 2.800] | -0.140 [-0.500, +0.220] | 0.400 |" in sure(0.4)
-    assert sure(0.4).endswith("None of the 1 differences in joint is significant at 5 %.")
-    assert sure(0.01).endswith("1 are significant at 5 %: `uat` and equal-weight.")
+    assert list(tmp_path.glob("darkroom-cyclic-vanilla-1-*/policy.safetensors"))
 
 
 def test_published_numbers_are_of_known_methods_and_each_stands_once() -> None:
-    found = rows(RESULTS / "published.jsonl")
-    what = [(r["domain"], r["task"], r["method"], r["metric"]) for r in found]
-    assert len(set(what)) == len(what) == 144
-    assert {r["method"] for r in found} >= set(uat.METHODS)
+    found = published()
+    what = [(r["domain"], r["task"], r.get("setting"), r["method"], r["metric"]) for r in found]
+    assert len(set(what)) == len(what)
+    tables = [row for row in found if "setting" not in row and row["std"] is not None]
+    assert len(tables) == 144
+    assert {r["method"] for r in tables} >= set(uat.METHODS)
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("file", [file for file in FILES if file.stem in uat.DOMAINS], ids=lambda path: path.stem)
 def test_the_page_of_results_is_what_the_rows_say(file: Path) -> None:
-    made = runpy.run_path(str(RESULTS / "make_table.py"))
-    text = made["page"](file.stem, file.parent.name, rows(file), rows(RESULTS / "published.jsonl"))
     page = RESULTS.parent / "docs" / "results" / f"{file.stem}.md"
-    assert page.read_text() == text, f"python results/make_table.py {file.stem}"
+    assert page.read_text() == domain_page(Rows.of(file.parent), file.stem), f"python results/make_table.py {file.stem}"

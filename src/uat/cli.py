@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import io
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, make_dataclass
@@ -24,17 +26,24 @@ from uat.evaluation.scores import what_is_unfinished
 from uat.evaluation.tables import LEGEND, difference_rows, method_rows, print_rows, score_rows
 from uat.methods import METHODS
 from uat.recipes import pairs, recipe
+from uat.report.command import ReportOptions
+from uat.report.command import command as report_command
+from uat.report.writing import write_report
 from uat.runs import Run
+from uat.studies.command import command as reproduce_command
+from uat.studies.grids import STUDIES
+from uat.studies.options import Reproduce
 from uat.training.progress import show_progress
+from uat.training.ranks import launched
 
 Device = Annotated[str | None, tyro.conf.arg(metavar="{cpu,cuda}")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class List:
-    """Show what there is: methods, domains or recipes."""
+    """Show what there is: methods, domains, recipes or studies."""
 
-    what: tyro.conf.Positional[Literal["methods", "domains", "recipes"]] = "methods"
+    what: tyro.conf.Positional[Literal["methods", "domains", "recipes", "studies"]] = "methods"
     """What to list."""
     json: bool = False
     """Print JSON instead of a table."""
@@ -112,6 +121,28 @@ class Data:
     """Print JSON instead of a table."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReproduceAndReport(Reproduce):
+    """Run a study of the paper: train and score its cells, skipping those that are done; write rows and a report.
+
+    The folder of results is the only state: the same command again goes on where it stopped, and adds what is new."""
+
+    study: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="STUDY")]
+    """main, ablation, boundary, mechanism, sensitivity, efficiency, diagnostics, or all."""
+    device: Device = None
+    """Where to run; unset: CUDA if there is one."""
+    report: bool = True
+    """Make the report, if matplotlib is there to draw it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(ReportOptions):
+    """Make tables, figures and one page of the rows in a folder of results; what is not measured yet is named."""
+
+    results: tyro.conf.Positional[Path]
+    """Folder of results, such as one that `uat reproduce` wrote."""
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of `uat`."""
     args = list(sys.argv[1:] if argv is None else argv)
@@ -126,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (ValueError, OSError) as error:
         sys.exit(fail(str(error)))
     except KeyboardInterrupt:
-        print("stopped; continue the run with --resume", file=sys.stderr)
+        print("stopped; continue a training with --resume, a study by the same command", file=sys.stderr)
         sys.exit(130)
 
 
@@ -144,6 +175,8 @@ def run_list(args: list[str]) -> None:
         rows = method_rows()
     elif options.what == "domains":
         rows = [{"domain": name, "tasks": list(d.tasks), "what": d.summary} for name, d in DOMAINS.items()]
+    elif options.what == "studies":
+        rows = [{"study": name, "what": study.summary} for name, study in STUDIES.items()]
     else:
         rows = [{"domain": d, "method": m, "preset": p} for d, m in pairs() for p in PRESETS]
     print_rows(rows, as_json=options.json)
@@ -165,6 +198,8 @@ def run_train(args: list[str]) -> None:
     run = uat.train(
         config, out, resume=options.resume, source=options.source, device=options.device, progress=show_progress
     )
+    if launched().rank:
+        return  # the first of several processes speaks for all
     best = best_epoch(run)
     summary = {"run": str(run.path), "identity": config.identity(), "best_epoch": best["epoch"]}
     summary |= {name: value for name, value in best.items() if name.startswith("validation/")}
@@ -240,6 +275,26 @@ def run_data(args: list[str]) -> None:
         raise ValueError(refusal)
 
 
+def run_reproduce(args: list[str]) -> None:
+    options = parse(ReproduceAndReport, args, "uat reproduce")
+    if failures := reproduce_command(options, drawn_report):
+        sys.exit(failures)
+
+
+def drawn_report(options: Any) -> str | None:
+    """The page made of the rows, where it can be drawn."""
+    if not options.report:
+        return None
+    if importlib.util.find_spec("matplotlib") is None:
+        print("no report: drawing needs matplotlib (pip install 'uat-transformer[report]')", file=sys.stderr)
+        return None
+    return str(write_report(options.folder, preset=options.preset).page)
+
+
+def run_report(args: list[str]) -> None:
+    report_command(parse(Report, args, "uat report"))
+
+
 def run_bench(args: list[str]) -> None:
     from uat.bench.options import Bench
     from uat.bench.report import report
@@ -254,12 +309,14 @@ VERBS: dict[str, Callable[[list[str]], None]] = {
     "audit": run_audit,
     "demo": run_demo,
     "data": run_data,
+    "reproduce": run_reproduce,
+    "report": run_report,
     "bench": run_bench,
 }
 
 USAGE = """usage: uat COMMAND [OPTIONS]
 
-  uat list [methods|domains|recipes] [--json]      what there is
+  uat list [methods|domains|recipes|studies]       what there is
   uat train DOMAIN --method NAME [--preset P] ...  train a policy into a run folder
   uat evaluate RUN... [--each] [--json]            score and compare policies beside the Bayes filter
   uat audit RUN... [--json]                        whether policies are feedback-blind, and what they hang on
@@ -267,6 +324,8 @@ USAGE = """usage: uat COMMAND [OPTIONS]
   uat data check NAME PATH [--json]                what a file of yours holds, and whether it can be used
   uat data fetch NAME FOLDER                       download a published data set, such as movielens-1m
   uat data prepare NAME PATH --out FILE            read files once into one that every machine can read
+  uat reproduce STUDY [--preset P] [--dry-run] ... run a study of the paper, or all; goes on where it stopped
+  uat report DIR [--out DIR]                       tables, figures and one page of a study's rows
   uat bench [--cases ...] [--json] [--plot FILE]   speed of every path beside its slow twin and its peers
 
 `uat COMMAND --help` explains every option."""
@@ -349,7 +408,7 @@ def one_sentence(framed: str, prog: str) -> str:
             paragraphs.append([])
         elif line:
             paragraphs[-1].append(line)
-    said = " ".join(paragraphs[0]).rstrip(".")
+    said = re.sub(r"^Error parsing \w+: ", "", " ".join(paragraphs[0]).rstrip("."))
     close = next((p[1].split()[0] for p in paragraphs if p and p[0].startswith("Perhaps you meant") and p[1:]), None)
     return f"{said}; did you mean {close}?" if close else f"{said}; see {prog} --help"
 

@@ -11,6 +11,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 from uat.domains import DOMAINS
@@ -230,6 +231,7 @@ def from_json(kind: type[Any], data: Any, where: str) -> Any:
     return kind(**{name: checked(data[name], hint, dot + name) for name, hint in hints.items() if name in data})
 
 
+@lru_cache(maxsize=256)
 def field_types(kind: type[Any]) -> dict[str, Any]:
     hints = typing.get_type_hints(kind)
     return {item.name: hints[item.name] for item in dataclasses.fields(kind)}

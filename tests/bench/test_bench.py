@@ -18,7 +18,6 @@ import torch
 from tests.builders import IN_THE_DARK
 from uat.bench import Bench
 from uat.bench.__main__ import main as plain_main
-from uat.bench.__main__ import parser
 from uat.bench.cases import CASES, FULL, QUICK, set_path, settings
 from uat.bench.losses import PATHS, Loss, unfit
 from uat.bench.peers import MOST, PEERS, load
@@ -28,6 +27,7 @@ from uat.bench.run import Result, bench
 from uat.bench.steps import Stepping, tensors
 from uat.bench.timing import Call, Row, measure, numpy_obeys, quantile, quiet, threads
 from uat.cli import main
+from uat.flags import parser
 from uat.types import Weights
 
 CPU = torch.device("cpu")
@@ -132,11 +132,11 @@ def test_without_the_console_libraries_it_runs_as_a_module(
 
 
 def test_both_parsers_have_the_same_flags_and_defaults(capsys: Captured) -> None:
-    assert Bench(**vars(parser().parse_args([]))) == Bench()
+    assert Bench(**vars(parser(Bench, "uat.bench").parse_args([]))) == Bench()
     with pytest.raises(SystemExit):
         main(["bench", "--help"])
     help_text = capsys.readouterr().out
-    for action in parser()._actions[1:]:
+    for action in parser(Bench, "uat.bench")._actions[1:]:
         assert action.option_strings[0] in help_text
         assert action.help
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tests.builders import (
     LARGE,
+    PAIRS,
     SPECS,
     build,
     build_random,
@@ -20,6 +21,7 @@ from tests.builders import (
     random_batch,
     random_observations,
     random_trajectory,
+    served,
     stream,
     with_other_feedback,
 )
@@ -32,8 +34,6 @@ from uat.training.optimizing import rate_of
 from uat.types import Batch, Discrete, Spec, Trajectory
 
 every_method = pytest.mark.parametrize("method", METHODS)
-PAIRS = {(method, spec): METHODS[method].policy.refusal(SPECS[spec]) for method in METHODS for spec in SPECS}
-"""Every method with every kind of problem, and why it is none for the method, if so."""
 every_pair = pytest.mark.parametrize(
     ("method", "spec"),
     [
@@ -45,11 +45,6 @@ every_pair = pytest.mark.parametrize(
 positioned_methods = pytest.mark.parametrize(
     "method", [name for name in METHODS if "max_positions" in {f.name for f in fields(METHODS[name].config)}]
 )
-
-
-def served(method: str) -> Spec:
-    """The first kind of problem that a method serves."""
-    return next(SPECS[spec] for (name, spec), reason in PAIRS.items() if name == method and not reason)
 
 
 def total_loss(policy: Policy, batch: Batch) -> Tensor:

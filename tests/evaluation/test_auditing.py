@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import uat
-from tests.builders import SPECS, build, build_random, random_trajectory
+from tests.builders import SPECS, build, build_random, random_trajectory, served
 from uat.cli import main
 from uat.config import override
 from uat.domains.darkroom import DarkRoomConfig
@@ -30,8 +30,8 @@ def seen(found: Audit) -> set[str]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_is_found_to_see_what_it_says_it_sees(method: str) -> None:
-    """On random weights: vanilla, gtrxl, tent, cotta and iql blind to the last bit, the others not."""
-    policy = build_random(method, SPECS["vector-discrete"], dtype=torch.float32)
+    """On random weights: methods that declare nothing are blind to the last bit, the others not."""
+    policy = build_random(method, served(method), dtype=torch.float32)
     found = uat.audit(policy, episodes=6, draws=1)
     assert seen(found) == {"observation", *policy.sees}
     assert found.blind == (not policy.sees) == (found.largest == 0)

@@ -131,13 +131,24 @@ def test_every_metric_has_its_own_gap() -> None:
         runs("vanilla", [0.3]),
         runs("vanilla", [0.3, 0.4], preset="quick"),
         runs("vanilla", [0.3, 0.4], {"domain.schedule": "cyclic"}),
-        [*runs("vanilla", [0.3, 0.4]), *runs("vanilla", [0.3, 0.4], {"method.dropout": 0.5})],
+        [
+            *runs("vanilla", [0.3, 0.4], {"method.dropout": 0.4}),
+            *runs("vanilla", [0.3, 0.4], {"method.dropout": 0.5}),
+        ],
     ],
     ids=["none", "a seed short", "another preset", "another task", "two kinds"],
 )
 def test_there_is_no_gap_without_the_one_blind_method_of_the_same_seeds(blind: list[Evaluation]) -> None:
     rows = compare([*runs("uat", [0.6, 0.7]), *blind])
     assert accuracy(rows, "uat").gap_closed is None
+
+
+def test_the_blind_method_under_the_same_settings_goes_before_others() -> None:
+    changed = {"method.dropout": 0.5}
+    blind = [*runs("vanilla", [0.3]), *runs("vanilla", [0.5], changed)]
+    for settings, expected in (({}, (0.7 - 0.3) / (0.9 - 0.3)), (changed, (0.7 - 0.5) / (0.9 - 0.5))):
+        rows = compare([*runs("uat", [0.7], settings), *blind])
+        assert accuracy(rows, "uat").gap_closed == pytest.approx(expected)
 
 
 def test_there_is_no_gap_without_a_ceiling() -> None:

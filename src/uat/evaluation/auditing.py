@@ -196,7 +196,8 @@ def random_histories(spec: Spec, episodes: int, seed: int) -> Trajectory:
     action, valid = any_actions(spec, shape, generator), torch.ones(shape, dtype=torch.bool)
     reward = torch.randn(shape, generator=generator) / spec.reward_scale
     done = torch.zeros_like(valid)
-    return Trajectory(obs=obs, action=action, reward=reward, done=done, target=action, valid=valid)
+    facts = {name: torch.rand(*shape, *inner, generator=generator) + 0.5 for name, inner in spec.extras.items()}
+    return Trajectory(obs=obs, action=action, reward=reward, done=done, target=action, valid=valid, facts=facts)
 
 
 def any_actions(spec: Spec, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from uat.domains import rivals
 from uat.evaluation.intervals import LEVEL, Spread, filled, interval
-from uat.evaluation.scores import BLIND, CEILING, Evaluation, gap_closed
+from uat.evaluation.scores import BLIND, CEILING, Evaluation, gap_closed, variant_of
 from uat.runs import describe
 
 Place = tuple[str, str, str, str, int]
-"""Domain, task, setting, split and number of episodes: numbers of one place may be compared."""
+"""Domain, task, the domain's setting, split and number of episodes: numbers of one place may be compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +73,8 @@ class Group:
     place: Place
     method: str
     preset: str = ""
+    variant: tuple[str, ...] = ()
+    """Settings of method and training that are not the recipe's."""
     runs: dict[int, str]
     """Seed -> identity; empty for references."""
     episodes: dict[int, dict[str, Tensor]]
@@ -82,6 +84,12 @@ class Group:
     """Mean length of the blocks in which episodes are resampled."""
     rivals: tuple[str, ...] = ()
     """References that it is held against."""
+
+    @property
+    def setting(self) -> str:
+        """What differs from the recipe, as in the rows."""
+        domain = self.place[2]
+        return ",".join([*([] if domain == "default" else [domain]), *self.variant]) or "default"
 
     def values(self, metric: str) -> Tensor:
         """(S, E), where a metric is not defined so filled that every seed's mean stays."""
@@ -115,6 +123,7 @@ def run_groups(found: Sequence[Evaluation]) -> list[Group]:
             place=key[0],
             method=config.method_name,
             preset=config.preset,
+            variant=tuple(variant_of(config)),
             runs={},
             episodes={},
             block=one.block,
@@ -147,12 +156,14 @@ def reference_groups(found: Sequence[Evaluation]) -> list[Group]:
 
 def place_of(one: Evaluation) -> Place:
     score = one.scores[0]
-    return score.domain, score.task, score.setting, score.split, score.n
+    return score.domain, score.task, one.config.build_domain().setting, score.split, score.n
 
 
 def find_blind(group: Group, runs: Sequence[Group]) -> Group | None:
-    """The blind method's runs of the same place, preset and seeds; None if some are missing, or several kinds fit."""
+    """The blind method's runs of the same place, preset and seeds, and of the same settings where there are such;
+    None if some seeds are missing, or several kinds fit."""
     fit = [g for g in runs if (g.method, g.place, g.preset) == (BLIND, group.place, group.preset)]
+    fit = [g for g in fit if g.variant == group.variant] or fit
     if len(fit) != 1 or not fit[0].runs.keys() >= group.runs.keys():
         return None
     return fit[0].only(list(group.runs))
@@ -172,7 +183,7 @@ def difference(group: Group, other: Group, metric: str) -> Difference:
 def summary(
     group: Group, metric: str, blind: Group | None, ceiling: Group | None, others: Sequence[Group | None] = ()
 ) -> Summary:
-    domain, task, setting, split, n = group.place
+    domain, task, _, split, n = group.place
     y_SE, ends = group.values(metric), None if blind is None or ceiling is None else (blind, ceiling)
     low, high = interval(y_SE, group.block)
     held = [other for other in (blind, *others) if other is not None and other.method != group.method]
@@ -181,7 +192,7 @@ def summary(
         preset=group.preset,
         domain=domain,
         task=task,
-        setting=setting,
+        setting=group.setting,
         split=split,
         metric=metric,
         value=group.mean(metric),

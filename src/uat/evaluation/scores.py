@@ -13,6 +13,7 @@ from torch import Tensor
 from uat.config import RunConfig, to_json
 from uat.domains import DOMAINS, block_length, episode_count, split_seed, summarised
 from uat.evaluation.intervals import interval
+from uat.recipes import recipe
 from uat.runs import Run, RunError, load_policy, read_tensors, write_tensors
 from uat.training.checkpoint import standing_of
 from uat.training.playing import Player, play_all
@@ -97,7 +98,7 @@ def rows_of(config: RunConfig, domain: Any, method: str, metrics: dict[str, Tens
             method=method,
             domain=config.domain_name,
             task=domain.task,
-            setting=domain.setting,
+            setting=setting_of(config) if own else domain.setting,
             split="test",
             seed=config.seed if own else 0,
             metric=metric,
@@ -106,6 +107,22 @@ def rows_of(config: RunConfig, domain: Any, method: str, metrics: dict[str, Tens
         )
         for metric, values in metrics.items()
     ]
+
+
+def setting_of(config: RunConfig) -> str:
+    """What differs from the recipe, in a few words: the domain's own account, then settings of method and training."""
+    domain = config.build_domain().setting
+    return ",".join([*([] if domain == "default" else [domain]), *variant_of(config)]) or "default"
+
+
+def variant_of(config: RunConfig) -> list[str]:
+    """Settings of the method and of training that are not the recipe's: ["decay=0.5", "train.lr=0.001"]."""
+    usual = recipe(config.domain_name, config.method_name, config.preset)
+    found = []
+    for section, prefix in (("method", ""), ("train", "train.")):
+        own, theirs = to_json(getattr(config, section)), to_json(getattr(usual, section))
+        found += [f"{prefix}{name}={value}" for name, value in own.items() if value != theirs[name]]
+    return found
 
 
 def reference_episodes(run: Run, count: int, device: torch.device) -> dict[str, dict[str, Tensor]]:
@@ -127,6 +144,17 @@ def reference_episodes(run: Run, count: int, device: torch.device) -> dict[str, 
     found = {name: _measure(domain, agent, count, device) for name, agent in agents.items()}
     write_tensors(file, _flat(found), {"key": key})
     return found
+
+
+def read_evaluation(run: Run) -> Evaluation:
+    """What `evaluate` left in the run folder."""
+    kept, _ = read_tensors(run.file("episodes.safetensors"))
+    episodes: dict[str, dict[str, Tensor]] = {}
+    for name, values in kept.items():
+        method, _, metric = name.partition("/")
+        episodes.setdefault(method, {})[metric] = values
+    scores = [Score(**row) for row in run.rows("scores.jsonl")]
+    return Evaluation(scores, episodes, run.config, finished=what_is_unfinished(run) is None)
 
 
 def gap_closed(value: float, blind: float, ceiling: float) -> float | None:

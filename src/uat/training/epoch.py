@@ -21,28 +21,37 @@ from uat.training.capture import Captured, captured_or_none
 from uat.training.checkpoint import Checkpoint
 from uat.training.optimizing import optimize, set_rates
 from uat.training.playing import Player
+from uat.training.ranks import ALONE, Ranks
 from uat.types import Trajectory
 
 
 class Epoch:
     """Runs the epochs of one phase, on what its player plays. Each reseeds torch's generator: call it in `seeded`."""
 
-    def __init__(self, config: RunConfig, policy: Policy, phase: Phase, player: Player, checkpoint: Checkpoint) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        policy: Policy,
+        phase: Phase,
+        player: Player,
+        checkpoint: Checkpoint,
+        ranks: Ranks = ALONE,
+    ) -> None:
         self.config, self.policy, self.phase, self.player, self.checkpoint = config, policy, phase, player, checkpoint
-        self.optimizer = checkpoint.optimizer
+        self.optimizer, self.ranks = checkpoint.optimizer, ranks
         self.train = replace(config.train, epochs=phase.epochs(config.train.epochs))
         """The settings of this phase's own length."""
         self.start_B: Tensor | None = None
         self.captured: Captured[dict[str, Tensor]] | None = None
-        self.capturable = True
-        """False once a capture has failed."""
+        self.capturable = ranks.count == 1
+        """False once a capture has failed; messages between ranks are not captured."""
         self.path = "eager pass" if player.device.type != "cuda" else policy.fuse_pass() or "fused pass"
         """Which code the optimize step runs, for whoever watches."""
 
     def run(self, index: int, epoch: int) -> dict[str, Tensor]:
         """Play the index-th batch of worlds, then one optimizer step at the rates of this epoch (the first is 1)."""
         c = self.config
-        ids = torch.arange(index * c.train.batch_size, (index + 1) * c.train.batch_size)
+        ids = self.ranks.share(torch.arange(index * c.train.batch_size, (index + 1) * c.train.batch_size))
         trajectory = self.player.play(ids, split_seed("train", c.seed))
         self._place(ids)
         set_rates(self.optimizer, self.train, epoch)
@@ -50,7 +59,7 @@ class Epoch:
             tensors = self.checkpoint.tensors().values()
             self.captured = captured_or_none(lambda: self.optimize(trajectory), "the optimize step", preserve=tensors)
             self.capturable = self.captured is not None
-        self.policy.reseed(derive(c.seed, "dropout", index))
+        self.policy.reseed(derive(c.seed, "dropout", index, *([self.ranks.rank] if self.ranks.rank else [])))
         if self.captured is None:
             return self.optimize(trajectory)
         return {name: value.clone() for name, value in self.captured().items()}
@@ -59,7 +68,7 @@ class Epoch:
         self.policy.train()
         batch = self.policy.spec.clock.batch(trajectory)
         batch.start = self.start_B
-        return optimize(self.phase, batch, self.optimizer, self.train.clip)
+        return optimize(self.phase, batch, self.optimizer, self.train.clip, self.ranks)
 
     def _place(self, ids: Tensor) -> None:
         """Where these episodes start in the position table, written into the same tensor each time."""

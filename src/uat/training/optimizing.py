@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from uat.config import TrainConfig
 from uat.methods import Phase, Policy
+from uat.training.ranks import ALONE, Ranks
 from uat.types import Batch
 
 
@@ -51,15 +52,23 @@ def set_rates(optimizer: torch.optim.Optimizer, config: TrainConfig, epoch: int)
         group["lr"].fill_(group["peak_lr"] * factor)
 
 
-def optimize(phase: Phase, batch: Batch, optimizer: torch.optim.Optimizer, clip: float) -> dict[str, Tensor]:
+def optimize(
+    phase: Phase, batch: Batch, optimizer: torch.optim.Optimizer, clip: float, ranks: Ranks = ALONE
+) -> dict[str, Tensor]:
     """One step down the phase's loss; its parts and the gradient's norm before clipping, on the device."""
-    parts = {name: total / count.clamp_min(1) for name, (total, count) in phase.loss(batch).items()}
+    losses = phase.loss(batch)
+    counts = ranks.sum([count for _, count in losses.values()])
+    parts = {name: total / count.clamp_min(1) for (name, (total, _)), count in zip(losses.items(), counts, strict=True)}
     optimizer.zero_grad(set_to_none=True)
     torch.stack(list(parts.values())).sum().backward()
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    learnt = [p for p in parameters if p.grad is not None]
+    for p, gradient in zip(learnt, ranks.sum([p.grad for p in learnt if p.grad is not None]), strict=True):
+        p.grad = gradient
     norm = nn.utils.clip_grad_norm_(parameters, clip)
     optimizer.step()
     if phase.after_step is not None:
         with torch.no_grad():
             phase.after_step()
-    return {**{f"loss/{name}": part.detach() for name, part in parts.items()}, "gradient_norm": norm}
+    told = ranks.sum([part.detach() for part in parts.values()])
+    return {**{f"loss/{name}": part for name, part in zip(parts, told, strict=True)}, "gradient_norm": norm}

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import json
 import sys
 import time
+from pathlib import Path
 from typing import Any, Self
 
 
@@ -42,18 +46,7 @@ class Bar(Progress):
     """rich's bar."""
 
     def __init__(self, label: str, total: int) -> None:
-        from rich import progress as rich
-        from rich.console import Console
-        from rich.table import Column
-
-        def text(
-            template: str, ratio: int
-        ) -> rich.TextColumn:  # gives way on a narrow terminal, so that the count stays
-            return rich.TextColumn(template, table_column=Column(ratio=ratio, no_wrap=True, overflow="ellipsis"))
-
-        columns: list[Any] = [text("{task.description}", 2), rich.BarColumn(12), rich.MofNCompleteColumn()]
-        columns += [rich.TimeElapsedColumn(), rich.TimeRemainingColumn(), text("{task.fields[note]}", 3)]
-        self.bar = rich.Progress(*columns, console=Console(stderr=True), expand=True)
+        self.bar = _rich_progress()
         self.task = self.bar.add_task(label, total=total, note="")
 
     def __enter__(self) -> Self:
@@ -70,6 +63,103 @@ class Bar(Progress):
             self.bar.update(self.task, completed=epoch)
 
 
+def _rich_progress() -> Any:
+    from rich import progress as rich
+    from rich.console import Console
+    from rich.table import Column
+
+    def text(template: str, ratio: int) -> rich.TextColumn:  # gives way on a narrow terminal, so that the count stays
+        return rich.TextColumn(template, table_column=Column(ratio=ratio, no_wrap=True, overflow="ellipsis"))
+
+    columns: list[Any] = [text("{task.description}", 2), rich.BarColumn(12), rich.MofNCompleteColumn()]
+    columns += [rich.TimeElapsedColumn(), rich.TimeRemainingColumn(), text("{task.fields[note]}", 3)]
+    return rich.Progress(*columns, console=Console(stderr=True), expand=True)
+
+
 def show_progress(label: str, total: int) -> Progress:
     """A bar if somebody watches, lines otherwise."""
     return Bar(label, total) if sys.stderr.isatty() else Lines(label, total)
+
+
+# ---------------------------------------------------------------- many jobs at once
+
+
+class Board:
+    """Progress of a grid of jobs, and of each worker: lines in a log. Workers leave notes, small files, to be read."""
+
+    def __init__(self, total: int, every_seconds: float = 15.0) -> None:
+        self.total, self.finished, self.failed, self.every = total, 0, 0, every_seconds
+        self.start = self.last = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def say(self, line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    def done(self, name: str, seconds: float, *, failed: bool) -> None:
+        """A job has come to its end."""
+        self.finished, self.failed = self.finished + 1, self.failed + failed
+        self.say(f"{self.standing()}: {'failed' if failed else 'done'} {name} ({seconds:.0f} s)")
+
+    def watch(self, notes: Path) -> None:
+        """Look where the workers stand."""
+        if time.monotonic() - self.last >= self.every:
+            self.last = time.monotonic()
+            for worker, note in read_notes(notes).items():
+                self.say(f"  worker {worker}: {note['name']}, epoch {note['epoch']}/{note['total']} {note['note']}")
+
+    def standing(self) -> str:
+        gone = time.monotonic() - self.start
+        left = gone / max(1, self.finished) * (self.total - self.finished)
+        return f"[{self.finished}/{self.total}, {gone:.0f} s, about {left:.0f} s left]"
+
+
+class BoardOfBars(Board):
+    """rich's bars: one for the grid, one for each worker."""
+
+    def __init__(self, total: int) -> None:
+        super().__init__(total)
+        self.bars = _rich_progress()
+        self.grid = self.bars.add_task("all jobs", total=total, note="")
+        self.workers: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        self.bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bars.stop()
+
+    def say(self, line: str) -> None:
+        self.bars.console.print(line, markup=False, highlight=False)
+
+    def done(self, name: str, seconds: float, *, failed: bool) -> None:
+        self.finished, self.failed = self.finished + 1, self.failed + failed
+        note = f"last: {name}" + (f"; {self.failed} failed" if self.failed else "")
+        self.bars.update(self.grid, completed=self.finished, note=note)
+
+    def watch(self, notes: Path) -> None:
+        for worker, note in read_notes(notes).items():
+            if worker not in self.workers:
+                self.workers[worker] = self.bars.add_task("", total=1, note="")
+            said = {"description": note["name"], "completed": note["epoch"], "total": note["total"]}
+            self.bars.update(self.workers[worker], note=note["note"], **said)
+
+
+def read_notes(folder: Path) -> dict[str, dict[str, Any]]:
+    """What each worker says of itself; a note that is just being replaced is left out."""
+    found = {}
+    for file in sorted(folder.glob("*.json")):
+        with contextlib.suppress(OSError, ValueError):
+            found[file.stem] = json.loads(file.read_text())
+    return found
+
+
+def show_board(total: int) -> Board:
+    """Bars if somebody watches and rich is there, lines otherwise."""
+    watched = sys.stderr.isatty() and importlib.util.find_spec("rich") is not None
+    return BoardOfBars(total) if watched else Board(total)

@@ -24,6 +24,7 @@ from uat.training.epoch import Epoch
 from uat.training.optimizing import build_optimizer
 from uat.training.playing import Player, play_all
 from uat.training.progress import Progress
+from uat.training.ranks import ALONE, Ranks, joined, own_folder
 from uat.training.surroundings import pick_device, precision, seeded
 from uat.types import Metric, Recording
 
@@ -47,16 +48,23 @@ def train(
     """Train a policy and leave its run folder at `out`. With `resume`, go on where a run of this config stopped.
 
     source: a run whose training is the same (TENT and CoTTA train as Vanilla); it is taken over, not done again.
+    Started by torchrun, the processes share every batch, and the first of them writes (see `uat.training.ranks`).
     """
     chosen = pick_device(device)
     if source is not None:
         source = check_source(config, source if isinstance(source, Run) else Run.open(source))
-    run = Run.create(config, out, resume=resume, device=chosen)
-    if source is not None:
-        adopt(run, source)
-    with seeded(derive(config.seed, "train"), chosen), precision(config.train.precision):
-        Trainer(run, chosen).train(progress or (lambda label, total: Progress()))
-    return run
+    with joined(config, chosen) as (ranks, own_device):
+        run = Run.create(config, out, resume=resume, device=own_device) if ranks.rank == 0 else None
+        if source is not None and run is not None:
+            adopt(run, source)
+        with (
+            own_folder(run, config, ranks, own_device) as own,
+            seeded(derive(config.seed, "train"), own_device),
+            precision(config.train.precision),
+        ):
+            shown = progress if progress is not None and ranks.rank == 0 else (lambda label, total: Progress())
+            Trainer(own, own_device, ranks).train(shown)
+    return run or Run(Path(out), config)
 
 
 def build_policy(config: RunConfig, domain: Domain, device: torch.device) -> Policy:
@@ -108,8 +116,8 @@ class Trainer:
     that no action changes are taken as they happened: nobody plays them.
     """
 
-    def __init__(self, run: Run, device: torch.device) -> None:
-        self.run, self.device, self.config = run, device, run.config
+    def __init__(self, run: Run, device: torch.device, ranks: Ranks = ALONE) -> None:
+        self.run, self.device, self.config, self.ranks = run, device, run.config, ranks
         self.domain = run.config.build_domain()
         self.policy = build_policy(run.config, self.domain, device)
         self.learner = self.policy.learner
@@ -140,7 +148,7 @@ class Trainer:
         player = self.player
         if phase.behaviour is not None:
             player = Player(phase.behaviour, player.simulator, device=self.device, sampled=True)
-        return Epoch(self.config, self.learner, phase, player, self.checkpoint)
+        return Epoch(self.config, self.learner, phase, player, self.checkpoint, self.ranks)
 
     def _train_phase(
         self, phase: Phase, progress: ShowProgress, write: Callable[[dict[str, Any]], None]
@@ -158,7 +166,9 @@ class Trainer:
                 standing.settled = standing.epoch % c.validate_every == 0 or standing.epoch == c.epochs
                 pending.append({"epoch": standing.total, "phase": phase.name, **numbers})
                 if standing.settled:
-                    pending[-1] |= {f"validation/{name}": value for name, value in judge.numbers().items()}
+                    pending[-1] |= {
+                        f"validation/{name}": value for name, value in self.ranks.agreed(judge.numbers()).items()
+                    }
                 yield
                 if standing.settled:
                     rows, pending = [_read(row) for row in pending], []

@@ -1,0 +1,64 @@
+"""Flags from a frozen dataclass by argparse alone: for machines that have torch, numpy and safetensors, and no more."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import itertools
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+Options = TypeVar("Options")
+
+
+def parse_flags(
+    kind: type[Options], prog: str, argv: Sequence[str] | None = None, *, positional: Sequence[str] = ()
+) -> Options:
+    """The options that the arguments ask for; `positional` names the fields that have no flag."""
+    given: dict[str, Any] = vars(parser(kind, prog, positional).parse_args(argv))
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+
+
+def parser(kind: type[Any], prog: str, positional: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """A flag for each field, with the sentence under it."""
+    made = argparse.ArgumentParser(prog=prog, description=kind.__doc__)
+    hints, said = typing.get_type_hints(kind), sentences(kind)
+    for item in fields(kind):
+        hint, text = _without_none(hints[item.name]), said[item.name]
+        flag = item.name if item.name in positional else f"--{item.name.replace('_', '-')}"
+        if hint is bool:
+            how: dict[str, Any] = {"action": argparse.BooleanOptionalAction if item.default else "store_true"}
+            made.add_argument(flag, default=item.default, help=text, **how)
+            continue
+        several = typing.get_origin(hint) is tuple
+        one = typing.get_args(hint)[0] if several else hint
+        how = {"nargs": "+"} if several else {}
+        how |= {} if item.default is MISSING else {"default": item.default}
+        if typing.get_origin(one) is typing.Literal:
+            how["choices"] = typing.get_args(one)
+        elif one in (int, float, Path):
+            how["type"] = one
+        made.add_argument(flag, help=text, **how)
+    return made
+
+
+def _without_none(hint: Any) -> Any:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return next(part for part in typing.get_args(hint) if part is not type(None))
+    return hint
+
+
+def sentences(kind: type[Any]) -> dict[str, str]:
+    """The text under each field."""
+    [body] = [node.body for node in ast.parse(inspect.getsource(kind)).body if isinstance(node, ast.ClassDef)]
+    return {
+        here.target.id: str(below.value.value)
+        for here, below in itertools.pairwise(body)
+        if isinstance(here, ast.AnnAssign) and isinstance(here.target, ast.Name)
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+    }

@@ -1,0 +1,45 @@
+"""What `uat report` and `python -m uat.report` do, and their flags."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from uat.config import PRESETS, lookup
+from uat.report.writing import Report, write_report
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """Make tables, figures and one page of the rows in a folder of results; what is not measured yet is named."""
+
+    results: Path
+    """Folder of results, such as one that `uat reproduce` wrote."""
+    out: Path | None = None
+    """Folder of the report; unset: RESULTS/report."""
+    preset: str | None = None
+    """The preset of the rows; unset: the folder's name tells it."""
+    json: bool = False
+    """Print JSON instead of lines."""
+
+    def __post_init__(self) -> None:
+        if self.preset is not None:
+            lookup("preset", self.preset, PRESETS)
+
+
+def command(options: ReportOptions) -> Report:
+    """Write the report, and say on stdout where it is and on stderr what it lacks."""
+    made = write_report(options.results, options.out, preset=options.preset)
+    if options.json:
+        print(
+            json.dumps(
+                {"page": str(made.page), "tables": made.tables, "figures": made.figures, "missing": made.missing}
+            )
+        )
+        return made
+    print(made.page)
+    for what, waits in made.missing.items():
+        print(f"not measured yet: {what} ({waits})", file=sys.stderr)
+    return made

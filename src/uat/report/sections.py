@@ -1,0 +1,404 @@
+"""The tables of a report, by study. They know metrics by their domain's account, and methods by the registry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from uat.domains import DOMAINS
+from uat.evaluation.intervals import LEVEL
+from uat.evaluation.scores import CEILING, EXPERT, RANDOM, setting_of
+from uat.evaluation.statistics import aggregate
+from uat.methods import METHODS
+from uat.recipes import recipe
+from uat.report.rows import Key, Number, Rows, ordered
+from uat.report.tables import Entry, Table, ranked
+from uat.report.traces import kinetics_of
+from uat.studies.cells import Sweep, build_cell
+from uat.studies.grids import STUDIES, TIMED
+from uat.types import Metric
+
+REFERENCES = {
+    CEILING: "Bayes filter",
+    EXPERT: "expert",
+    RANDOM: "chance",
+}
+"""What stands beside methods, as tables call it; a domain's other references go by their own names."""
+LEGEND = (
+    "Beside the methods: the Bayes filter knows the generative model and sees what a policy sees; the expert sees what "
+    "is hidden; chance takes every action alike."
+)
+LABELS = {
+    "parameters": "parameters",
+    "optimize_ms": "ms per optimize pass",
+    "epoch_ms": "ms per epoch",
+    "step_ms": "ms per step",
+    "training_peak_mib": "peak MiB in training",
+    "acting_peak_mib": "peak MiB in acting",
+}
+OURS = "Ours: mean ± deviation over seeds. Published: the paper's tables, three seeds, another implementation."
+
+
+def number(found: Number | None, digits: int = 3) -> str:
+    if found is None:
+        return "-"
+    if found.std is None:
+        return f"{found.mean:.{digits}f}"
+    least = 10**-digits
+    return f"{found.mean:.{digits}f} ± " + (f"{found.std:.{digits}f}" if found.std >= least else f"<{least:.{digits}f}")
+
+
+def signed(value: float | None, digits: int = 3) -> str:
+    return "" if value is None else f"{value:+.{digits}f}".replace("-", "−")
+
+
+# ---------------------------------------------------------------- main, ablation, diagnostics
+
+
+@lru_cache(maxsize=64)
+def metrics_of(domain: str, preset: str) -> tuple[Metric, ...]:
+    return recipe(domain, "uat", preset).build_domain().metrics
+
+
+def headline_metrics(rows: Rows, domain: str) -> list[Metric]:
+    """Those of the paper's main table that the domain measures, and the first in any case."""
+    theirs = {row["metric"] for row in rows.published if row["domain"] == domain and "setting" not in row}
+    every = metrics_of(domain, rows.preset)
+    return [metric for i, metric in enumerate(every) if i == 0 or metric.name in theirs]
+
+
+def there(rows: Rows, domain: str, wanted: Callable[[str], bool]) -> list[str]:
+    """Methods that have rows in a domain under its recipe, in the registry's order, then its references."""
+    usual = rows.usual_setting(domain)
+    found = [key[3] for key in rows.values if key[0] == domain and key[2] == usual]
+    named = ordered(found, [*METHODS, *REFERENCES])
+    return [method for method in named if method not in METHODS or wanted(method)]
+
+
+def score_table(
+    rows: Rows, domain: str, metric: Metric, methods: Sequence[str], *, name: str, title: str, gaps: bool = False
+) -> Table:
+    """Methods down; for every task ours, published and the difference, or the interval and the gap closed."""
+    tasks = [task for task in DOMAINS[domain].tasks if any(_number(rows, domain, task, m, metric) for m in methods)]
+    columns: list[list[Entry | str]] = [[REFERENCES.get(m, m) for m in methods]]
+    head, competes = ["method"], [m in METHODS for m in methods]
+    for task in tasks:
+        shown = f"{task} " if len(DOMAINS[domain].tasks) > 1 else ""
+        found = [_number(rows, domain, task, m, metric) for m in methods]
+        if gaps:
+            head += [f"{shown}95 % interval", f"{shown}gap closed"]
+            columns.append([_interval(x) for x in found])
+            columns.append(["" if x is None or x.gap is None else f"{x.gap:.1%}" for x in found])
+            continue
+        means = [None if x is None else x.mean for x in found]
+        head.append(f"{shown}ours".strip())
+        columns.append([*ranked([number(x) for x in found], means, higher=metric.higher_is_better, among=competes)])
+        theirs = [rows.published_number(_key(rows, domain, task, m, metric)) for m in methods]
+        if any(theirs):
+            head += [f"{shown}published", f"{shown}Δ"]
+            columns.append(["" if x is None else f"{x[0]:.3f}" + _spread(x[1]) for x in theirs])
+            columns.append(
+                [
+                    "" if ours is None or x is None else signed(ours.mean - x[0])
+                    for ours, x in zip(found, theirs, strict=True)
+                ]
+            )
+    if not gaps:
+        head.append("seeds")
+        columns.append([str(_seeds(rows, domain, tasks, m, metric) or "") for m in methods])
+    note = "95 % intervals are over seeds and episodes; gap closed: from Vanilla to the filter." if gaps else OURS
+    return Table(name=name, title=title, note=note, head=head, rows=[list(row) for row in zip(*columns, strict=True)])
+
+
+def _spread(std: float | None) -> str:
+    return "" if std is None else f" ± {std:.2f}"
+
+
+def _interval(found: Number | None) -> str:
+    return "" if found is None or found.low is None else f"[{found.low:.3f}, {found.high:.3f}]"
+
+
+def _key(rows: Rows, domain: str, task: str, method: str, metric: Metric) -> Key:
+    return domain, task, rows.usual_setting(domain), method, metric.name
+
+
+def _number(rows: Rows, domain: str, task: str, method: str, metric: Metric) -> Number | None:
+    return rows.number(_key(rows, domain, task, method, metric))
+
+
+def _seeds(rows: Rows, domain: str, tasks: Iterable[str], method: str, metric: Metric) -> int:
+    found = [_number(rows, domain, task, method, metric) for task in tasks]
+    return max((len(x.seeds) for x in found if x is not None), default=0)
+
+
+def domain_tables(rows: Rows, domain: str, wanted: Callable[[str], bool], study: str) -> list[Table]:
+    """The headline metrics of a domain: scores, then intervals and gaps."""
+    methods, tables = there(rows, domain, wanted), []
+    if not any(m in METHODS for m in methods):
+        return []
+    for metric in headline_metrics(rows, domain):
+        name, title = f"{study}-{domain}-{_slug(metric.name)}", f"{domain}: {metric.label or metric.name}"
+        tables.append(score_table(rows, domain, metric, methods, name=name, title=title))
+        gap = score_table(rows, domain, metric, methods, name=f"{name}-gap", title=f"{title}, how sure", gaps=True)
+        if any(cell for row in gap.rows for cell in row[1:]):
+            tables.append(gap)
+    return tables
+
+
+def domain_page(rows: Rows, domain: str) -> str:
+    """Every metric of a domain as Markdown: all methods, their variants and the references."""
+    methods = there(rows, domain, lambda method: True)
+    data = f" Data: {rows.data[domain]}." if domain in rows.data else ""
+    parts = [
+        f"# Results: {domain}",
+        f"Made by `python results/make_table.py {domain}` from the committed rows. {OURS}{data}",
+    ]
+    for metric in metrics_of(domain, rows.preset):
+        title = metric.label or metric.name
+        table = score_table(rows, domain, metric, methods, name=metric.name, title=title)
+        if len(table.head) > 2:
+            parts.append(f"## {title}\n\n{table.markdown()}")
+    if held := pairs_table(rows, domain):
+        parts.append(f"## Differences\n\n{held.note}\n\n{held.markdown()}")
+    return "\n\n".join(parts) + "\n"
+
+
+def diagnostics_tables(rows: Rows) -> list[Table]:
+    """Every other metric of every domain."""
+    tables = []
+    for domain in DOMAINS:
+        methods = there(rows, domain, lambda method: not METHODS[method].changes)
+        first = {metric.name for metric in headline_metrics(rows, domain)}
+        for metric in metrics_of(domain, rows.preset):
+            if metric.name not in first and any(m in METHODS for m in methods):
+                name, title = f"diagnostics-{domain}-{_slug(metric.name)}", f"{domain}: {metric.label or metric.name}"
+                tables.append(score_table(rows, domain, metric, methods, name=name, title=title))
+    return tables
+
+
+def aggregate_table(rows: Rows) -> Table | None:
+    """One number per method over all tasks with a filter: the interquartile mean of the gap closed."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for domain in DOMAINS:
+        metric = metrics_of(domain, rows.preset)[0]
+        for task in DOMAINS[domain].tasks:
+            for method in METHODS:
+                key = _key(rows, domain, task, method, metric)
+                gaps = [rows.gap(key, seed) for seed in rows.values.get(key, {})]
+                if known := [gap for gap in gaps if gap is not None]:
+                    found.setdefault(method, {})[f"{domain}/{task}"] = known
+    body: list[list[Entry | str]] = []
+    for method, by_task in found.items():
+        middle, low, high = aggregate(by_task)
+        runs = sum(len(values) for values in by_task.values())
+        interval = f"[{low:.3f}, {high:.3f}]" if runs > len(by_task) else ""
+        body.append([method, f"{middle:.3f}", interval, str(len(by_task)), str(runs)])
+    if not body:
+        return None
+    return Table(
+        name="main-aggregate",
+        title="Over all tasks: interquartile mean of the gap closed",
+        note="0 is Vanilla, 1 the Bayes filter. Intervals resample the seeds of each task, so one seed has none.",
+        head=["method", "interquartile mean", "95 % interval", "tasks", "runs"],
+        rows=body,
+    )
+
+
+def pairs_table(rows: Rows, domain: str) -> Table | None:
+    """Every method against the best one, on the same seeds and episodes, and in words whether anybody differs."""
+    body: list[list[Entry | str]] = []
+    clear = 0
+    for task in DOMAINS[domain].tasks:
+        setting = rows.usual_setting(domain)
+        own = [p for p in rows.pairs if (p["domain"], p["task"], p["setting"]) == (domain, task, setting)]
+        if not own:
+            continue
+        metric = own[0]["metric"]
+        own = [p for p in own if not any(METHODS[p[side]].changes for side in ("method", "other"))]
+        names = {name for pair in own for name in (pair["method"], pair["other"])}
+        means = {name: x.mean for name in names if (x := rows.number((domain, task, setting, name, metric)))}
+        best = max(means, key=lambda name: means[name], default="")
+        for pair in own:
+            if best not in (pair["method"], pair["other"]):
+                continue
+            sign = 1 if pair["other"] == best else -1
+            other = pair["method"] if sign == 1 else pair["other"]
+            low, high = sorted((sign * pair["low"], sign * pair["high"]))
+            difference = signed(sign * pair["difference"])
+            interval = f"[{signed(low)}, {signed(high)}]"
+            clear += pair["p_holm"] < LEVEL
+            body.append([f"{task}: {other} against {best}", difference, interval, _p(pair["p_holm"])])
+    if not body:
+        return None
+    return Table(
+        name=f"main-{domain}-pairs",
+        title=f"{domain}: paired differences from the best method",
+        note="The same seeds and episodes for both; p by Holm's rule for all pairs of a task. "
+        f"{clear or 'None'} of these {len(body)} differences {'are' if clear > 1 else 'is'} significant at 5 %.",
+        head=["task and methods", "difference", "95 % interval", "p (Holm)"],
+        rows=body,
+    )
+
+
+def _p(value: float | None) -> str:
+    return "" if value is None or value != value else "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+# ---------------------------------------------------------------- boundary, sensitivity, efficiency
+
+
+def sweep_points(rows: Rows, sweep: Sweep, method: str, metric: str) -> Number | None:
+    """A metric of one method, or of a reference, under a sweep's settings."""
+    if sweep.missing():
+        return None
+    task = (sweep.tasks or DOMAINS[sweep.domain].tasks)[0]
+    cell = build_cell(sweep.domain, task, method if method in METHODS else "uat", rows.preset, 0, sweep.settings)
+    return rows.number((sweep.domain, task, setting_of(cell.config), method, metric))
+
+
+def boundary_table(rows: Rows, domain: str) -> Table | None:
+    """UAT and Vanilla under each kind of feedback, and the difference beside the published one."""
+    sweeps = [s for s in STUDIES["boundary"].sweeps if s.domain == domain and s.label and not s.missing()]
+    if not sweeps:
+        return None
+    metric, body = metrics_of(domain, rows.preset)[0], []
+    for sweep in sweeps:
+        uat, vanilla = (sweep_points(rows, sweep, method, metric.name) for method in ("uat", "vanilla"))
+        if uat is None and vanilla is None:
+            continue
+        gap = None if uat is None or vanilla is None else uat.mean - vanilla.mean
+        ceiling = sweep_points(rows, sweep, CEILING, metric.name)
+        numbers = [number(uat), number(vanilla), signed(gap), signed(_published_gap(rows, sweep))]
+        body.append([sweep.label, *numbers, "" if ceiling is None else number(ceiling)])
+    if len(body) < 2:
+        return None  # the clean channel alone is the main table's
+    return Table(
+        name=f"boundary-{domain}",
+        title=f"{domain}: {metric.label or metric.name} under degraded feedback",
+        note="Both trained anew under each. The filter is told the truth, as late as the policies. " + OURS,
+        head=["feedback", "uat", "vanilla", "difference", "published difference", "Bayes filter"],
+        rows=[list(row) for row in body],
+    )
+
+
+def _published_gap(rows: Rows, sweep: Sweep) -> float | None:
+    task = (sweep.tasks or DOMAINS[sweep.domain].tasks)[0]
+    cell = build_cell(sweep.domain, task, "uat", rows.preset, 0, sweep.settings)
+    usual, setting = rows.usual_setting(sweep.domain), setting_of(cell.config)
+    said = {"default" if setting == usual else setting, setting}
+    own = [r for r in rows.published if r["domain"] == sweep.domain and r.get("setting") in said]
+    by_method = {row["method"]: row["mean"] for row in own}
+    if "uat minus vanilla" in by_method:
+        return by_method["uat minus vanilla"]
+    return by_method["uat"] - by_method["vanilla"] if {"uat", "vanilla"} <= by_method.keys() else None
+
+
+def sensitivity_table(rows: Rows) -> Table | None:
+    body = []
+    names = [metric.name for metric in headline_metrics(rows, "sepsis")]
+    for sweep in STUDIES["sensitivity"].sweeps:
+        value = next(iter(sweep.settings.values()))
+        found = [sweep_points(rows, sweep, "uat", name) for name in names]
+        if any(found):
+            body.append([f"{sweep.label} = {value}", *(number(x) for x in found)])
+    if not body:
+        return None
+    title = "Sensitivity on sepsis: one setting at a time"
+    return Table(name="sensitivity", title=title, note=OURS, head=["setting", *names], rows=body)
+
+
+def efficiency_table(rows: Rows) -> Table | None:
+    """Time and memory, ours beside the published."""
+    values = {(row["method"], row["metric"]): row["value"] for row in rows.timings}
+    if not values:
+        return None
+    methods = [method for method in TIMED if any(m == method for m, _ in values)]
+    metrics = ordered([metric for _, metric in values], LABELS)
+    theirs = rows.published_costs
+    head, columns = ["method"], [list(methods)]
+    for metric in metrics:
+        digits = 0 if metric == "parameters" else 2 if metric.endswith("_ms") else 1
+        head.append(LABELS[metric])
+        columns.append([_plain(values.get((m, metric)), digits) for m in methods])
+        if any((m, metric) in theirs for m in methods):
+            head.append("published")
+            columns.append([_plain(theirs.get((m, metric)), 0 if metric == "parameters" else 1) for m in methods])
+    devices = ", ".join(dict.fromkeys(row["device"] for row in rows.timings))
+    batch = rows.timings[0]["batch"]
+    note = f"Batches of {batch} episodes on {devices}; published numbers, where given, are of another GPU."
+    body = [list(row) for row in zip(*columns, strict=True)]
+    return Table(name="efficiency", title="Efficiency on darkroom", note=note, head=head, rows=body)
+
+
+def _plain(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def kinetics_table(rows: Rows) -> Table | None:
+    """Accuracy before and after shifts, means over seeds."""
+    body: list[list[Entry | str]] = []
+    for method, found in kinetics_of(rows).items():
+        recover = found.steps_to_recover
+        ends = [found.before, found.after]
+        body.append(
+            [
+                method,
+                *(f"{x:.3f}" for x in ends),
+                signed(ends[1] - ends[0]),
+                "never" if recover is None else str(recover),
+                str(found.seeds),
+            ]
+        )
+    if not body:
+        return None
+    head = ["method", "before [−10, −1]", "after [+1, +15]", "difference", "steps to 90 %", "seeds"]
+    note = "Published: UAT 0.90 before a shift, and back within 5 steps."
+    return Table(name="mechanism-kinetics", title="sepsis: accuracy around shifts", note=note, head=head, rows=body)
+
+
+def attention_table(rows: Rows) -> Table | None:
+    """How much of the attention after a shift goes to what came after it."""
+    seen = rows.trace("attention")
+    if seen is None:
+        return None
+    body: list[list[Entry | str]] = [
+        [f"{row['method']}, shift {row['shift']}", f"{row['value']:.3f}", _bounds(row), f"{row['even']:.3f}"]
+        for row in seen.rows
+    ]
+    return Table(
+        name="mechanism-attention",
+        title="darkroom: attention that steps after a shift pay to steps after it",
+        note="Mean over layers and heads. Even: what equal attention to all of the past would give.",
+        head=["policy and shift", "mass", "95 % interval", "even"],
+        rows=body,
+    )
+
+
+def gate_table(rows: Rows) -> Table | None:
+    """Norms of the regime gate by regime and volatility."""
+    seen = rows.trace("gate")
+    if seen is None:
+        return None
+    body: list[list[Entry | str]] = [
+        [
+            f"{row['group']} ({row['by']}), seed {row['seed']}",
+            f"{row['value']:.3f}",
+            _bounds(row),
+            f"{row['over_calmest']:+.1%}",
+            str(row["n"]),
+        ]
+        for row in seen.rows
+        if row["n"] > 0
+    ]
+    head = ["group", "mean norm", "95 % interval", "over the calmest quartile", "windows"]
+    title = f"markets ({', '.join(seen.rows[0]['markets'])}): the regime gate"
+    return Table(name="mechanism-gate", title=title, note="", head=head, rows=body)
+
+
+def _bounds(row: Mapping[str, Any]) -> str:
+    return f"[{row['low']:.3f}, {row['high']:.3f}]"
+
+
+def _slug(name: str) -> str:
+    return name.replace("@", "-at-").replace("_", "-")

@@ -1,0 +1,26 @@
+"""`python -m uat.studies STUDY`: the same flags as `uat reproduce`, without the command line's libraries."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from uat.flags import parse_flags
+from uat.studies.command import command
+from uat.studies.options import Reproduce
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    try:
+        options = parse_flags(Reproduce, "python -m uat.studies", argv, positional=("study",))
+        sys.exit(command(options))
+    except (ValueError, OSError) as error:
+        print(f"uat.studies: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on where it was", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

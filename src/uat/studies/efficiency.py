@@ -1,0 +1,92 @@
+"""What methods cost: parameters, milliseconds and memory, with nothing else running.
+
+`optimize_ms` is one optimizer step on the episodes of a batch (the published "ms/ep" leaves the rollout out),
+`epoch_ms` the rollout and that step, `step_ms` one decision in every stream of a batch: a rollout by its horizon.
+Peaks are torch's own count on CUDA; a CPU has none.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from uat.config import RunConfig
+from uat.recipes import recipe
+from uat.runs import Run, manifest
+from uat.training.playing import Player
+from uat.training.surroundings import pick_device, precision, seeded
+from uat.training.trainer import Trainer, build_policy
+
+REPEATS = {"smoke": 2, "quick": 5, "paper": 30}
+WARM_UP = 3
+DOMAIN = "darkroom"
+
+
+def measure(method: str, preset: str, device: str | None) -> list[dict[str, Any]]:
+    """One row per metric of one method."""
+    chosen, config = pick_device(device), recipe(DOMAIN, method, preset)
+    about = {"method": method, "domain": DOMAIN, "batch": config.train.batch_size, "preset": preset}
+    about |= {"device": manifest(chosen)["device"], "precision": config.train.precision}
+    with precision(config.train.precision), seeded(0, chosen):
+        found = {**_training(config, chosen), **_acting(config, chosen)}
+    return [{**about, "metric": name, "value": value} for name, value in found.items()]
+
+
+def _training(config: RunConfig, device: torch.device) -> dict[str, float]:
+    repeats = REPEATS[config.preset]
+    _forget_peak(device)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(Run.create(config, Path(folder) / "run"), device)
+    epoch, index = trainer.epoch(trainer.learner.phases()[0]), itertools.count()
+    whole = _milliseconds(lambda: epoch.run(i := next(index), i + 1), repeats, device)
+    trajectory = epoch.player.play(torch.arange(config.train.batch_size), 0)
+    step = epoch.captured if epoch.captured is not None else lambda: epoch.optimize(trajectory)
+    return {"optimize_ms": _milliseconds(step, repeats, device), "epoch_ms": whole, **_peak("training", device)}
+
+
+def _acting(config: RunConfig, device: torch.device) -> dict[str, float]:
+    _forget_peak(device)
+    domain = config.build_domain()
+    policy = build_policy(config, domain, device)
+    player = Player(policy, domain.simulator("test", device), device=device, sampled=False)
+    ids = torch.arange(config.train.batch_size)
+    rollout = _milliseconds(lambda: player.play(ids, 0), REPEATS[config.preset], device)
+    size = float(sum(p.numel() for p in policy.parameters()))
+    return {"parameters": size, "step_ms": rollout / domain.spec.horizon, **_peak("acting", device)}
+
+
+def _milliseconds(call: Callable[[], Any], repeats: int, device: torch.device) -> float:
+    """The median of single calls, the device idle before and after each."""
+    found = []
+    for turn in range(WARM_UP + repeats):
+        _wait(device)
+        started = time.perf_counter()
+        call()
+        _wait(device)
+        if turn >= WARM_UP:
+            found.append(1e3 * (time.perf_counter() - started))
+    return statistics.median(found)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _forget_peak(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _peak(what: str, device: torch.device) -> dict[str, float]:
+    peak = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
+    return {} if peak is None else {f"{what}_peak_mib": peak}

@@ -1,0 +1,157 @@
+"""Who does the jobs: this process, a pool of processes on this machine, or a Ray cluster. The rows are the same."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from uat.studies.work import Outcome, Task, do
+
+POLL_SECONDS = 0.5
+
+
+class Executor(Protocol):
+    """Does jobs in any order."""
+
+    @property
+    def workers(self) -> int:
+        """How many at a time."""
+        ...
+
+    def outcomes(
+        self, tasks: Sequence[Task], runs: Path, notes: Path, watch: Callable[[], None]
+    ) -> Iterator[tuple[int, Outcome]]:
+        """Each job's index and what came of it, as they are done; `watch` is called every now and then meanwhile."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InProcess:
+    """One job after the other, here."""
+
+    device: str | None = None
+    workers: int = 1
+
+    def outcomes(
+        self, tasks: Sequence[Task], runs: Path, notes: Path, watch: Callable[[], None]
+    ) -> Iterator[tuple[int, Outcome]]:
+        for index, task in enumerate(tasks):
+            yield index, do(task, runs, notes / "0.json", self.device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Processes on this machine: one for each core, or for each GPU."""
+
+    workers: int
+    device: str | None = None
+
+    def outcomes(
+        self, tasks: Sequence[Task], runs: Path, notes: Path, watch: Callable[[], None]
+    ) -> Iterator[tuple[int, Outcome]]:
+        context = multiprocessing.get_context("spawn")
+        places: Any = context.Queue()
+        for place in range(self.workers):
+            places.put(place)
+        pool = ProcessPoolExecutor(
+            self.workers, mp_context=context, initializer=_settle_down, initargs=(places, self.device)
+        )
+        try:
+            waiting: dict[Future[Outcome], int] = {
+                pool.submit(_do_here, task, runs, notes): index for index, task in enumerate(tasks)
+            }
+            while waiting:
+                done, _ = wait(waiting, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield waiting.pop(future), _outcome(future, tasks)
+                watch()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _outcome(future: Future[Outcome], tasks: Sequence[Task]) -> Outcome:
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        said = "a worker was killed (out of memory?); run the same command again, perhaps with fewer --workers"
+        return Outcome(name="worker", rows=[], seconds=0.0, failure=said)
+
+
+_place: tuple[int, str | None] = (0, None)
+"""Which worker this process is, and where it computes."""
+
+
+def _settle_down(places: Any, device: str | None) -> None:
+    global _place
+    place = places.get()
+    on_gpu = device == "cuda" or (device is None and torch.cuda.is_available())
+    _place = (place, f"cuda:{place % torch.cuda.device_count()}" if on_gpu else device)
+    torch.set_num_threads(1)
+
+
+def _do_here(task: Task, runs: Path, notes: Path) -> Outcome:
+    place, device = _place
+    return do(task, runs, notes / f"{place}.json", device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ray:
+    """A Ray cluster, or a small one of this machine. The folder of results must be one that all its machines see."""
+
+    workers: int
+    address: str | None = None
+    """Of a running cluster; None: one is started here, with `workers` workers."""
+    device: str | None = None
+
+    def outcomes(
+        self, tasks: Sequence[Task], runs: Path, notes: Path, watch: Callable[[], None]
+    ) -> Iterator[tuple[int, Outcome]]:
+        ray = need_ray()
+        package = str(Path(__file__).parents[1])
+        how: dict[str, Any] = {"runtime_env": {"py_modules": [package]}, "log_to_driver": False}
+        on_gpu = self.device == "cuda" or (self.device is None and torch.cuda.is_available())
+        if self.address is None:
+            how = {"num_cpus": self.workers, "include_dashboard": False, "log_to_driver": False}
+        ray.init(address=self.address, **how)
+        try:
+            remote = ray.remote(num_cpus=1, num_gpus=1 if on_gpu else 0, max_retries=0)(do)
+            waiting = {
+                remote.remote(task, runs.absolute(), (notes / f"{index}.json").absolute(), self.device): index
+                for index, task in enumerate(tasks)
+            }
+            while waiting:
+                done, _ = ray.wait(list(waiting), timeout=POLL_SECONDS)
+                for reference in done:
+                    index = waiting.pop(reference)
+                    yield index, _ray_outcome(ray, reference, tasks[index].name)
+                watch()
+        finally:
+            ray.shutdown()
+
+
+def need_ray() -> Any:
+    if importlib.util.find_spec("ray") is None:
+        raise ValueError("--executor ray needs ray, which is not installed: pip install 'uat-transformer[cluster]'")
+    return importlib.import_module("ray")
+
+
+def _ray_outcome(ray: Any, reference: Any, name: str) -> Outcome:
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayError as error:
+        return Outcome(name=name, rows=[], seconds=0.0, failure=str(error).splitlines()[0], traceback=str(error))
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,206 @@
+"""Reports: what the rows say, nothing more, and what is missing by name."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import xml.etree.ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.builders import call
+from uat.cli import main
+from uat.report.__main__ import main as plain_main
+from uat.report.rows import Rows, chosen_data, of_data, split_data
+from uat.report.sections import (
+    boundary_table,
+    efficiency_table,
+    kinetics_table,
+    pairs_table,
+    score_table,
+    sensitivity_table,
+)
+from uat.report.tables import Entry, Table, ranked
+from uat.runs import write_tensors
+from uat.studies.files import merge
+from uat.types import Metric, Score
+
+Captured = pytest.CaptureFixture[str]
+ACCURACY = Metric(name="accuracy", label="Accuracy")
+
+
+def score(method: str, value: float, **changes: Any) -> dict[str, Any]:
+    about = {"domain": "darkroom", "task": "gradual", "setting": "default", "split": "test", "seed": 0, "n": 8}
+    run = "" if method in ("ceiling", "random") else f"{method}{changes}"
+    return dataclasses.asdict(
+        Score(**{"run": run, "metric": "accuracy", **about, **changes}, method=method, value=value)
+    )
+
+
+def rows_of(*scores: dict[str, Any], **more: Any) -> Rows:
+    published = [
+        {"domain": "darkroom", "task": "gradual", "method": "uat", "metric": "accuracy", "mean": 0.8, "std": 0.01},
+    ]
+    return Rows(preset="paper", scores=list(scores), published=published, **more)
+
+
+TWO_SEEDS = (
+    score("vanilla", 0.3),
+    score("vanilla", 0.5, seed=1),
+    score("uat", 0.8),
+    score("uat", 0.9, seed=1),
+    score("ceiling", 0.9),
+)
+
+
+def test_a_table_shows_ours_the_published_number_and_the_difference() -> None:
+    table = score_table(rows_of(*TWO_SEEDS), "darkroom", ACCURACY, ["vanilla", "uat", "ceiling"], name="x", title="X")
+    assert table.head == ["method", "gradual ours", "gradual published", "gradual Δ", "seeds"]
+    assert table.rows[1] == ["uat", Entry("0.850 ± 0.071", 1), "0.800 ± 0.01", "+0.050", "2"]
+    assert table.rows[0][1:4] == [Entry("0.400 ± 0.141", 2), "", ""]
+    assert table.rows[2][1] == Entry("0.900", 0)  # a reference is not in the race
+
+
+def test_the_gap_is_closed_from_vanilla_to_the_filter_on_the_same_seeds() -> None:
+    key = ("darkroom", "gradual", "default", "uat", "accuracy")
+    assert rows_of(*TWO_SEEDS).gap(key) == pytest.approx((0.85 - 0.4) / (0.9 - 0.4))
+    assert rows_of(*TWO_SEEDS).gap(key, seed=1) == pytest.approx((0.9 - 0.5) / (0.9 - 0.5))
+    assert rows_of(*TWO_SEEDS, score("uat", 0.9, seed=2)).gap(key) is None
+    assert rows_of(*TWO_SEEDS[:-1]).gap(key) is None
+
+
+def test_intervals_are_those_of_the_same_seeds() -> None:
+    key = ("darkroom", "gradual", "default", "uat", "accuracy")
+    row = dict(zip(("domain", "task", "setting", "method", "metric"), key, strict=True)) | {"low": 0.7, "high": 0.99}
+    for seeds, expected in (([0, 1], 0.7), ([0], None)):
+        found = rows_of(*TWO_SEEDS, intervals=[{**row, "seeds": seeds}]).number(key)
+        assert found is not None
+        assert found.low == expected
+
+
+def test_rows_of_other_settings_stay_out_of_the_main_table_and_stand_in_their_own() -> None:
+    noisy = score("uat", 0.1, setting="feedback.noise=2.0")
+    rows = rows_of(*TWO_SEEDS, noisy, score("vanilla", 0.2, setting="feedback.noise=2.0"))
+    table = score_table(rows, "darkroom", ACCURACY, ["uat"], name="x", title="X")
+    assert table.rows[0][1] == Entry("0.850 ± 0.071", 0)
+    boundary = boundary_table(rows, "darkroom")
+    assert boundary is not None
+    assert [row[:4] for row in boundary.rows] == [
+        ["clean", "0.850 ± 0.071", "0.400 ± 0.141", "+0.450"],
+        ["σ = 2", "0.100", "0.200", "−0.100"],
+    ]
+
+
+def test_sensitivity_takes_the_default_from_the_recipes_rows() -> None:
+    about = {"domain": "sepsis", "task": "regimes"}
+    rows = rows_of(score("uat", 0.8, **about), score("uat", 0.7, setting="decay=0.5", **about))
+    table = sensitivity_table(rows)
+    assert table is not None
+    assert [row[:2] for row in table.rows] == [["λ = 0.5", "0.700"], ["λ = 0.8", "0.800"], ["d_u = 16", "0.800"]]
+
+
+def test_a_users_data_go_before_the_embedded_ones() -> None:
+    assert split_data("data=hsi,cost=0.1") == ("hsi", "cost=0.1")
+    assert split_data("path=ml-1m") == ("ml-1m", "default")
+    own = score("uat", 0.4, domain="movielens", task="movielens", setting="path=ml-1m,delay=3")
+    found = [score("uat", 0.9, domain="movielens", task="movielens"), own, *TWO_SEEDS]
+    data = chosen_data(found)
+    assert data == {"movielens": "ml-1m"}
+    kept = of_data(found, data)
+    assert len(kept) == 1 + len(TWO_SEEDS)
+    assert kept[0]["setting"] == "delay=3"
+
+
+@pytest.mark.parametrize(("p", "said"), [(0.4, "None of these 1"), (0.01, "1 of these 1")])
+def test_the_table_of_pairs_says_in_words_whether_anybody_differs(p: float, said: str) -> None:
+    place = {"domain": "darkroom", "task": "gradual", "setting": "default", "metric": "accuracy", "n": 8, "seeds": [0]}
+    bounds = {"difference": 0.5, "low": -0.1, "high": 1.1, "p": p / 2, "p_holm": p}
+    table = pairs_table(
+        rows_of(*TWO_SEEDS, pairs=[{**place, **bounds, "method": "uat", "other": "vanilla"}]), "darkroom"
+    )
+    assert table is not None
+    assert said in table.note
+    assert "gradual: vanilla against uat" in table.markdown()
+
+
+def test_what_was_not_measured_has_no_table() -> None:
+    rows = rows_of(*TWO_SEEDS)
+    assert [table(rows) for table in (efficiency_table, kinetics_table, sensitivity_table)] == [None] * 3
+
+
+def test_best_and_second_are_marked_and_ties_share_a_rank() -> None:
+    entries = ranked(list("abcd"), [1.0, 3.0, 3.0, 2.0], higher=True, among=[True] * 4)
+    assert [entry.rank for entry in entries] == [0, 1, 1, 2]
+    entries = ranked(list("abc"), [1.0, 2.0, None], higher=False, among=[True, True, True])
+    assert [entry.rank for entry in entries] == [1, 2, 0]
+
+
+def test_a_table_goes_onto_every_kind_of_paper() -> None:
+    table = Table(name="t", title="A_B", note="5 %", head=["method", "λ"], rows=[["a|b", Entry("0.1 ± 0.2", 1)]])
+    assert table.markdown().splitlines()[-1] == r"| a\|b | **0.1 ± 0.2** |"
+    assert list(csv.reader(table.csv().splitlines())) == [["method", "λ"], ["a|b", "0.1 ± 0.2"]]
+    assert r"a|b & \textbf{0.1 $\pm$ 0.2} \\" in table.latex()
+    assert r"\caption{A\_B. 5 \%}" in table.latex()
+    xml.etree.ElementTree.fromstring(table.html())
+
+
+# ---------------------------------------------------------------- the page
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    folder = tmp_path / "paper"
+    merge(folder / "darkroom.jsonl", TWO_SEEDS, ("method", "seed"))
+    arrays = {f"uat/{name}": torch.arange(-10, 16)[None].double() for name in ("offset", "accuracy", "sem")}
+    numbers = {"method": "uat", "seed": 0, "shifts": 9, "before": 0.9, "after": 0.6, "steps_to_recover": 5}
+    write_tensors(folder / "traces" / "kinetics.safetensors", arrays, {"rows": [numbers], "runs": ["a"]})
+    timing = {"method": "uat", "domain": "darkroom", "batch": 256, "preset": "paper", "device": "a GPU"}
+    merge(folder / "efficiency.jsonl", [{**timing, "metric": "step_ms", "value": 1.5}], ("method", "metric"))
+    return folder
+
+
+def test_the_page_needs_nothing_else_and_names_what_is_missing(results: Path, capsys: Captured) -> None:
+    pytest.importorskip("matplotlib")
+    code, out, err = call(capsys, plain_main, str(results), "--json")
+    assert code == 0
+    made = json.loads(out)
+    assert set(made["figures"]) == {"main", "kinetics", "efficiency"}
+    assert made["missing"]["figure boundary"] == "uat reproduce boundary --preset paper"
+    assert err == ""
+    page = Path(made["page"]).read_text()
+    for outside in ("<script", "<link", "<img", "src=", "@import", "url(http"):
+        assert outside not in page
+    ids = [part.split('"')[0] for part in page.split(' id="')[1:]]
+    assert len(set(ids)) == len(ids)
+    assert "Not measured yet: figure attention" in page
+    assert "0.850 ± 0.071" in page
+    report = results / "report"
+    for figure in made["figures"]:
+        assert (report / "figures" / f"{figure}.png").read_bytes().startswith(b"\x89PNG")
+        xml.etree.ElementTree.parse(report / "figures" / f"{figure}.svg")
+    for table in made["tables"]:
+        assert all((report / "tables" / f"{table}.{ending}").stat().st_size for ending in ("md", "csv", "tex"))
+    numbers = list(csv.DictReader((report / "numbers.csv").read_text().splitlines()))
+    assert len(numbers) == 3
+    assert float(numbers[1]["mean"]) == pytest.approx(0.85)
+
+
+def test_mistakes_are_one_sentence(tmp_path: Path, capsys: Captured, results: Path) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "x.jsonl").write_text("no row\n")
+    for argv, said in (
+        ([str(tmp_path / "nowhere")], "is not a folder of results"),
+        ([str(tmp_path / "empty")], "holds no rows"),
+        ([str(tmp_path / "bad")], "is not a file of rows"),
+        ([str(results), "--preset", "papper"], "did you mean 'paper'?"),
+    ):
+        for run in (plain_main, lambda a: main(["report", *a])):
+            code, out, err = call(capsys, run, *argv)
+            assert (code, out, err.count("\n")) == (2, "", 1)
+            assert said in err

@@ -1,0 +1,63 @@
+"""Several processes train as one does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import uat
+from uat.training.ranks import Ranks
+
+SMALL = {
+    "domain.horizon": 6,
+    "train.epochs": 8,
+    "train.validate_every": 4,
+    "method.dropout": 0.0,
+    "method.d_model": 8,
+    "method.d_ff": 8,
+}
+
+
+def flags(changes: dict[str, object]) -> list[str]:
+    named = [(name.replace("_", "-"), str(value)) for name, value in changes.items()]
+    return [part for name, value in named for part in (f"--{name}", value)]
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_loss_curve_of_one(tmp_path: Path) -> None:
+    config = uat.override(uat.recipe("darkroom", "uat", "smoke"), SMALL)
+    one = uat.train(config, tmp_path / "one", device="cpu")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "uat"]
+    what = ["train", "darkroom", "--preset", "smoke", "--device", "cpu", "--out", str(tmp_path / "two"), *flags(SMALL)]
+    source = Path(uat.__file__).parents[1]
+    surroundings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(source)}
+    done = subprocess.run([*launch, *what], capture_output=True, text=True, env=surroundings, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("best_epoch") == 1  # one of the two speaks
+    two = uat.Run.open(tmp_path / "two")
+    assert two.config.identity() == config.identity()
+    curves = [[row["loss/imitation"] for row in run.rows("metrics.jsonl")] for run in (one, two)]
+    assert len(curves[1]) == SMALL["train.epochs"]
+    assert curves[1] == pytest.approx(curves[0], abs=1e-5)
+    assert curves[0][0] != curves[0][-1]
+    weights = [uat.load(tmp_path / name).state_dict() for name in ("one", "two")]
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(weights[1][name], tensor, atol=1e-4, rtol=1e-3)
+
+
+def test_shares_cover_a_batch_once() -> None:
+    parts = [Ranks(rank, 3).share(torch.arange(12)) for rank in range(3)]
+    assert torch.equal(torch.cat(parts), torch.arange(12))
+
+
+def test_a_batch_that_cannot_be_shared_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    config = uat.override(uat.recipe("darkroom", "uat", "smoke"), SMALL)
+    with pytest.raises(ValueError, match=r"batch_size=16 must be a multiple of the 3 processes"):
+        uat.train(config, tmp_path / "run", device="cpu")
