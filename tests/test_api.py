@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import uat
@@ -97,10 +99,12 @@ print("RESULT" + json.dumps(result))
 """
 
 
-def import_in_a_new_process() -> tuple[dict[str, Any], str]:
-    """What importing did, and what it printed."""
+def import_in_a_new_process(bytecode: Path) -> tuple[dict[str, Any], str]:
+    """What importing did, and what it printed. Bytecode is kept in a folder of the test's own, as installing keeps it."""
+    surroundings = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", IMPORT, json.dumps(OPTIONAL)],
+        env=surroundings | {"PYTHONPYCACHEPREFIX": str(bytecode)},
         capture_output=True,
         text=True,
         timeout=60,
@@ -111,14 +115,15 @@ def import_in_a_new_process() -> tuple[dict[str, Any], str]:
     return json.loads(result), printed + done.stderr
 
 
-def test_importing_needs_nothing_optional_and_does_nothing_but_import() -> None:
-    result, printed = import_in_a_new_process()
+def test_importing_needs_nothing_optional_and_does_nothing_but_import(tmp_path: Path) -> None:
+    result, printed = import_in_a_new_process(tmp_path)
     assert printed == ""
     assert result["loaded"] == []
     assert result["changed"] == []
     assert not result["cuda"]
 
 
-def test_importing_takes_little_longer_than_importing_torch() -> None:
-    """The best of three, as other work on the machine only ever adds."""
-    assert min(import_in_a_new_process()[0]["seconds"] for _ in range(3)) < 0.3
+def test_importing_takes_little_longer_than_importing_torch(tmp_path: Path) -> None:
+    """The best of three after the first, which compiles; other work on the machine only ever adds."""
+    seconds = [import_in_a_new_process(tmp_path)[0]["seconds"] for _ in range(4)]
+    assert min(seconds[1:]) < 0.3
