@@ -100,7 +100,7 @@ print("RESULT" + json.dumps(result))
 
 
 def import_in_a_new_process(bytecode: Path) -> tuple[dict[str, Any], str]:
-    """What importing did, and what it printed. Bytecode is kept in a folder of the test's own, as installing keeps it."""
+    """What importing did, and what it printed. Bytecode is kept in a folder of the test's own, as if installed."""
     surroundings = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", IMPORT, json.dumps(OPTIONAL)],
