@@ -117,7 +117,9 @@ def test_post_shift_mass_on_known_maps() -> None:
     mass_KB = post_shift_mass(maps, shifts)
     expected = torch.tensor([[1.0, 0.0, 2 / 3], [1.0, 0.0, 2 / 3]])
     torch.testing.assert_close(mass_KB, expected)
+    torch.testing.assert_close(post_shift_mass(maps, shifts, 1), torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]))
     assert even_mass(steps, shifts) == pytest.approx([(1 / 5 + 2 / 6 + 3 / 7) / 3, (1 / 8 + 2 / 9 + 3 / 10) / 3])
+    assert even_mass(steps, shifts, 2) == pytest.approx([(1 / 5 + 2 / 6) / 2, (1 / 8 + 2 / 9) / 2])
 
 
 # ---------------------------------------------------------------- trained policies under shifts
@@ -137,7 +139,7 @@ def test_a_uat_with_shut_gates_differs_from_its_vanilla_by_nothing(tmp_path: Pat
     assert np.nanmax(np.abs(found.difference_LTT)) == 0
     assert np.nanmax(found.modulation_size_LTT) == 0
     assert np.array_equal(found.told_LTT, found.blind_LTT, equal_nan=True)
-    assert [row["value"] for row in found.rows if " - " in row["method"]] == [0, 0, 0]
+    assert [row["value"] for row in found.rows if " - " in row["method"]] == [0] * 6
 
 
 def test_attention_under_shifts_gives_maps_and_paired_masses(tmp_path: Path) -> None:
@@ -156,7 +158,8 @@ def test_attention_under_shifts_gives_maps_and_paired_masses(tmp_path: Path) -> 
         assert x_LTT.shape == (2, 20, 20)
         assert (np.isfinite(x_LTT) == lower).all()
     np.testing.assert_allclose(np.nansum(found.told_LTT, -1), 1, atol=1e-5)
-    rows = {(row["method"], row["shift"]): row for row in found.rows}
+    rows = {(row["method"], row["shift"]): row for row in found.rows if row["quantity"] == "post_shift_mass"}
+    assert len(found.rows) == 2 * len(rows)
     assert len(rows) == 9
     for shift in ("8", "14", "all"):
         told, blind, both = (rows[name, shift] for name in ("uat", "vanilla", "uat - vanilla"))

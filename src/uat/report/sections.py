@@ -363,7 +363,12 @@ def attention_table(rows: Rows) -> Table | None:
     if seen is None:
         return None
     body: list[list[Entry | str]] = [
-        [f"{row['method']}, shift {row['shift']}", f"{row['value']:.3f}", _bounds(row), f"{row['even']:.3f}"]
+        [
+            f"{row['method']}, shift {row['shift']}{', first 15 steps' if row['quantity'].startswith('early') else ''}",
+            f"{row['value']:.3f}",
+            _bounds(row),
+            f"{row['even']:.3f}",
+        ]
         for row in seen.rows
     ]
     return Table(

@@ -30,6 +30,8 @@ from uat.training.surroundings import pick_device
 from uat.types import Batch, Trajectory
 
 STEPS, SHIFTS, EPISODES = 150, (50, 100), 32
+QUANTITIES: dict[str, int | None] = {"post_shift_mass": None, "early_post_shift_mass": 15}
+"""What is measured of the maps: by all steps after a shift, and by the first of them."""
 """One episode of 150 steps with two shifts, 32 of them."""
 Floats = NDArray[np.float64]
 
@@ -70,21 +72,23 @@ def centred(logits: Tensor) -> Tensor:
     return known - known.nanmean(-1, keepdim=True)
 
 
-def post_shift_mass(attention_LBHTT: Tensor, shifts: Sequence[int]) -> Tensor:
+def post_shift_mass(attention_LBHTT: Tensor, shifts: Sequence[int], first: int | None = None) -> Tensor:
     """(K, B) attention that steps after a shift pay to steps after it, themselves included.
 
-    A mean over layers, heads and the steps of the segment that the shift begins, which ends with the next one.
+    A mean over layers, heads and the steps of the segment that the shift begins, which ends with the next one; or over
+    the first so many of them, while most of the past is still of the old goal.
     """
     alpha_BTT, masses = attention_LBHTT.mean((0, 2)), []
     for begin, end in zip(shifts, [*shifts[1:], alpha_BTT.shape[-1]], strict=True):
-        masses.append(alpha_BTT[:, begin:end, begin:end].sum(-1).mean(-1))
+        until = end if first is None else min(end, begin + first)
+        masses.append(alpha_BTT[:, begin:until, begin:until].sum(-1).mean(-1))
     return torch.stack(masses)
 
 
-def even_mass(steps: int, shifts: Sequence[int]) -> list[float]:
+def even_mass(steps: int, shifts: Sequence[int], first: int | None = None) -> list[float]:
     """What `post_shift_mass` is for who attends to all of the past alike."""
     even_TT = torch.ones(steps, steps).tril()
-    return post_shift_mass((even_TT / even_TT.sum(-1, keepdim=True))[None, None, None], shifts)[:, 0].tolist()
+    return post_shift_mass((even_TT / even_TT.sum(-1, keepdim=True))[None, None, None], shifts, first)[:, 0].tolist()
 
 
 # ---------------------------------------------------------------- trained policies under shifts
@@ -145,13 +149,15 @@ def attention_under_shifts(
         raise ValueError(f"{len(told)} runs that are told feedback need as many blind ones, got {len(blind)}")
     how = {"steps": steps, "shifts": shifts, "episodes": episodes, "device": device}
     maps: dict[str, list[Floats]] = {}
-    masses: dict[str, list[Tensor]] = {told[0].config.method_name: [], blind[0].config.method_name: []}
-    if len(masses) < 2:
+    names = [told[0].config.method_name, blind[0].config.method_name]
+    masses = {quantity: {name: list[Tensor]() for name in names} for quantity in QUANTITIES}
+    if len(set(names)) < 2:
         raise ValueError(f"both sides are runs of {told[0].config.method_name}: there is nothing to compare")
     for runs in zip(told, blind, strict=True):
         seen = [_look(*shifted_episodes(run, **how)) for run in runs]
         for run, one in zip(runs, seen, strict=True):
-            masses[run.config.method_name].append(post_shift_mass(one.attention, shifts).cpu())
+            for quantity, first in QUANTITIES.items():
+                masses[quantity][run.config.method_name].append(post_shift_mass(one.attention, shifts, first).cpu())
         found = {
             "blind": _causal(seen[1].attention),
             "told": _causal(seen[0].attention),
@@ -162,11 +168,17 @@ def attention_under_shifts(
         }
         for name, x_LBHTT in found.items():
             maps.setdefault(name, []).append(x_LBHTT.double().mean((1, 2)).cpu().numpy())
-    mass_KSE = {method: torch.stack(values, dim=1) for method, values in masses.items()}
+    rows = [
+        row
+        for quantity, own in masses.items()
+        for row in _mass_rows(
+            quantity, {name: torch.stack(values, dim=1) for name, values in own.items()}, told[0], steps, tuple(shifts)
+        )
+    ]
     return AttentionStudy(
         **{f"{name}_LTT": np.mean(values, axis=0) for name, values in maps.items()},
         shifts=tuple(shifts),
-        rows=_mass_rows(mass_KSE, told[0], steps, tuple(shifts)),
+        rows=rows,
     )
 
 
@@ -187,10 +199,12 @@ def _causal(attention: Tensor) -> Tensor:
     return attention.masked_fill(torch.ones_like(attention[0, 0, 0], dtype=torch.bool).triu(1), torch.nan)
 
 
-def _mass_rows(mass_KSE: dict[str, Tensor], run: Run, steps: int, shifts: tuple[int, ...]) -> list[dict[str, Any]]:
+def _mass_rows(
+    quantity: str, mass_KSE: dict[str, Tensor], run: Run, steps: int, shifts: tuple[int, ...]
+) -> list[dict[str, Any]]:
     (told, told_KSE), (blind, blind_KSE) = mass_KSE.items()
     series = {told: told_KSE, blind: blind_KSE, f"{told} - {blind}": told_KSE - blind_KSE}
-    even = even_mass(steps, shifts)
+    even = even_mass(steps, shifts, QUANTITIES[quantity])
     rows = []
     for method, x_KSE in series.items():
         by_shift = {str(at): (x_KSE[k], even[k]) for k, at in enumerate(shifts)}
@@ -201,7 +215,7 @@ def _mass_rows(mass_KSE: dict[str, Tensor], run: Run, steps: int, shifts: tuple[
                     "domain": run.config.domain_name,
                     "task": run.config.build_domain().task,
                     "method": method,
-                    "quantity": "post_shift_mass",
+                    "quantity": quantity,
                     "shift": shift,
                     "value": x_SE.double().mean().item(),
                     "low": low,
