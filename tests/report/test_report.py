@@ -233,9 +233,8 @@ def test_the_study_of_one_market_goes_from_its_file_to_tables_and_figure(tmp_pat
     assert {cell.config.method_name for cell in cells} == {"uat", "vanilla"}
     for config in (cell.config for cell in cells):
         assert (config.domain.test_from, config.domain.days, config.train.weight_decay) == ("2020-01-01", 0, 0.0)
-    assert {cell.config.domain.test_from for cell in STUDIES["mechanism"].cells("paper") if "gate" in cell.probes} == {
-        ""
-    }
+    embedded = [cell for cell in STUDIES["mechanism"].cells("paper") if "gate" in cell.probes]
+    assert {cell.config.domain.test_from for cell in embedded} == {""}
     assert reproduce(options).failed == {}
     rows = Rows.of(out, "smoke")
     seen = rows.trace("gate")
