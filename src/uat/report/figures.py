@@ -227,7 +227,8 @@ def draw_gate(rows: Rows) -> Any:
                 style = {"color": COLOURS[i], "label": label[when], "linestyle": "-" if when == "end" else ":"}
                 axes[0].plot(days, x / (np.mean(x) or 1), linewidth=0.9, **style)
     axes[0].set_ylabel("share of its mean")
-    axes[0].legend(fontsize=7)
+    axes[0].margins(y=0.25)
+    axes[0].legend(fontsize=6.5, ncols=2, loc="upper center")
     axes[0].tick_params(axis="x", rotation=25)
     groups = gate_rows(rows, quantity="rho_norm", where="window")
     for axis, by, title in ((axes[1], "regime", "mean ‖ρ_t‖"), (axes[2], "volatility", "mean ‖ρ_t‖")):
