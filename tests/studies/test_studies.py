@@ -14,19 +14,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import uat
 from tests.builders import call
 from uat.cli import main
 from uat.domains import DOMAINS
 from uat.methods import METHODS
+from uat.runs import Run
 from uat.studies import STUDIES, Reproduce, reproduce, work
 from uat.studies.__main__ import main as plain_main
 from uat.studies.cells import Filter, jobs
 from uat.studies.files import Results, read
 from uat.studies.reproduce import cells_of, references
+from uat.studies.work import Note
 from uat.training.epoch import Epoch
-from uat.training.progress import Board
+from uat.training.progress import Board, Progress
+from uat.training.trainer import Trainer
 
 TINY = ("domain.horizon=5", "domain.size=4", "train.epochs=2", "train.validate_every=1", "evaluation.episodes=4")
 Captured = pytest.CaptureFixture[str]
@@ -118,6 +122,45 @@ def test_a_killed_grid_goes_on_and_no_cell_is_done_twice(tmp_path: Path, monkeyp
     assert scores(straight.folder) == scores(options.folder)
     for kind in ("intervals", "pairs"):
         assert Results(straight.folder).read(kind) == Results(options.folder).read(kind) != []
+
+
+def test_a_smaller_grid_leaves_the_intervals_and_pairs_of_the_larger_one(tmp_path: Path) -> None:
+    """One seed and two methods of what is there: intervals stay those of all seeds, Holm's rule that of all pairs."""
+    reproduce(tiny(tmp_path, seeds=(0, 1)))
+    before = {kind: Results(tmp_path).read(kind) for kind in ("intervals", "pairs")}
+    assert {tuple(row["seeds"]) for row in before["pairs"]} == {(0, 1)}
+    reproduce(tiny(tmp_path, seeds=(0,), methods=("vanilla", "uat")))
+    assert {kind: Results(tmp_path).read(kind) for kind in before} == before
+
+
+def test_scores_of_weights_that_are_trained_on_do_not_count(tmp_path: Path) -> None:
+    """Somebody looked at an unfinished run; what it scored then is not what it scores in the end."""
+    options = tiny(tmp_path, methods=("uat",))
+    [cell] = cells_of(options)
+    folder = cell.folder(options.results.runs)
+    trainer = Trainer(Run.create(cell.config, folder), torch.device("cpu"))
+    turns = trainer.turns(lambda label, total: Progress())
+    next(turns), next(turns)
+    turns.close()
+    uat.evaluate(folder, episodes=2, references=False, unfinished=True, device="cpu")
+    assert reproduce(options).failed == {}
+    assert {row["n"] for row in scores(tmp_path)} == {4}
+
+
+def test_a_run_is_scored_once_all_of_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill between the two files of an evaluation leaves a cell to be scored again, not one without intervals."""
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    [cell] = cells_of(tiny(tmp_path, methods=("uat",)))
+    monkeypatch.setattr("uat.evaluation.scores._flat", killed)
+    with pytest.raises(KeyboardInterrupt):
+        work.cell_rows(
+            jobs([cell], seeds_together=False)[0], tmp_path, torch.device("cpu"), Note(tmp_path / "0.json", "")
+        )
+    monkeypatch.undo()
+    assert work.scores_of(cell, tmp_path) is None
 
 
 def test_a_failure_is_told_kept_and_tried_again_and_stops_nobody(
