@@ -56,6 +56,8 @@ CHANNELS = ("observation", "action", "reward")
 FEEDBACK = ("action", "reward")
 FIELDS = {"observation": "obs", "action": "prev_action", "reward": "prev_reward"}
 """Where a channel lies in a batch."""
+HAPPENED = {"observation": "obs", "action": "action", "reward": "reward"}
+"""Where it lies in a trajectory."""
 LOUD = 3.0
 """Rewards from nowhere are normal numbers of so many times the largest one that was told."""
 WITNESSING = 16
@@ -370,6 +372,10 @@ def decisions(reference: Any, batch: Batch, facts: dict[str, Tensor]) -> Tensor:
 
 
 def exchanged(batch: Batch, channels: tuple[str, ...], partner_B: Tensor) -> Batch:
-    """Some channels of another episode each, and the steps that are real in both."""
-    taken = {FIELDS[channel]: getattr(batch, FIELDS[channel])[partner_B] for channel in channels}
+    """Some channels of another episode each, and the steps that are real in both. What happened goes along, for
+    references that read it there."""
+    taken: dict[str, Any] = {FIELDS[channel]: getattr(batch, FIELDS[channel])[partner_B] for channel in channels}
+    if batch.happened is not None:
+        own = {HAPPENED[channel]: getattr(batch.happened, HAPPENED[channel])[partner_B] for channel in channels}
+        taken["happened"] = replace(batch.happened, **own)
     return replace(batch, valid=batch.valid & batch.valid[partner_B], **taken)
