@@ -113,6 +113,9 @@ def test_a_users_data_go_before_the_embedded_ones() -> None:
     kept = of_data(found, data)
     assert len(kept) == 1 + len(TWO_SEEDS)
     assert kept[0]["setting"] == "delay=3"
+    two = [score(method, 0.5, domain="markets", task="joint") for method in ("uat", "vanilla")]
+    gate = score("uat", 0.4, domain="markets", task="joint", setting="data=hsi")
+    assert chosen_data([*two, gate]) == {}  # one market of one figure does not take the place of all the others
 
 
 @pytest.mark.parametrize(("p", "said"), [(0.4, "None of these 1"), (0.01, "1 of these 1")])

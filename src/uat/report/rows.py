@@ -172,12 +172,11 @@ def split_data(setting: str) -> tuple[str, str]:
 
 
 def chosen_data(scores: Iterable[Row]) -> dict[str, str]:
-    """Domain -> the data that most of its rows are of; a user's own go before the embedded ones."""
-    count: dict[str, dict[str, int]] = {}
+    """Domain -> the data on which most methods were measured; of as many, a user's own go before the embedded ones."""
+    methods: dict[str, dict[str, set[str]]] = {}
     for row in scores:
-        own, name = count.setdefault(row["domain"], {}), split_data(row["setting"])[0]
-        own[name] = own.get(name, 0) + 1
-    chosen = {domain: max(own, key=lambda name: (name != "", own[name])) for domain, own in count.items()}
+        methods.setdefault(row["domain"], {}).setdefault(split_data(row["setting"])[0], set()).add(row["method"])
+    chosen = {domain: max(own, key=lambda name: (len(own[name]), name != "")) for domain, own in methods.items()}
     return {domain: name for domain, name in chosen.items() if name}
 
 
