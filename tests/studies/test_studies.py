@@ -22,10 +22,11 @@ from uat.cli import main
 from uat.domains import DOMAINS
 from uat.methods import METHODS
 from uat.runs import Run
-from uat.studies import STUDIES, Reproduce, reproduce, work
+from uat.studies import STUDIES, Reproduce, efficiency, reproduce, work
 from uat.studies.__main__ import main as plain_main
 from uat.studies.cells import Filter, jobs
 from uat.studies.files import Results, read
+from uat.studies.probes import seen
 from uat.studies.reproduce import cells_of, references
 from uat.studies.work import Note
 from uat.training.epoch import Epoch
@@ -161,6 +162,35 @@ def test_a_run_is_scored_once_all_of_it_is_written(tmp_path: Path, monkeypatch: 
         )
     monkeypatch.undo()
     assert work.scores_of(cell, tmp_path) is None
+
+
+def test_a_probe_waits_for_both_methods_and_keeps_what_it_has_seen(tmp_path: Path) -> None:
+    """Half of what is compared is no failure; and a smaller grid leaves what was seen of a larger one."""
+    whole = {"study": "mechanism", "methods": (), "seeds": (0, 1)}
+    assert reproduce(tiny(tmp_path, **{**whole, "methods": ("uat",)})).failed == {}
+    assert seen(tmp_path, "attention") is None
+    assert reproduce(tiny(tmp_path, **whole)).failed == {}
+    trace = seen(tmp_path, "attention")
+    assert trace is not None
+    assert len(trace.runs) == 4
+    for fewer in ({"methods": ("uat",)}, {"seeds": (0,)}):
+        assert reproduce(tiny(tmp_path, **{**whole, **fewer})).failed == {}
+        now = seen(tmp_path, "attention")
+        assert now is not None
+        assert now.runs == trace.runs
+
+
+def test_what_methods_cost_is_measured_on_every_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(method: str, preset: str, device: str | None) -> list[dict[str, Any]]:
+        return [{"method": method, "preset": preset, "device": "here", "metric": "step_ms", "value": 1.0}]
+
+    monkeypatch.setattr(efficiency, "measure", measured)
+    monkeypatch.setattr(efficiency, "device_name", lambda device: "here")
+    elsewhere = {"method": "uat", "preset": "smoke", "device": "elsewhere", "metric": "step_ms", "value": 2.0}
+    (tmp_path / "efficiency.jsonl").write_text(json.dumps(elsewhere) + "\n")
+    for _ in range(2):
+        reproduce(tiny(tmp_path, study="efficiency", methods=("uat",)))
+        assert [row["device"] for row in read(tmp_path / "efficiency.jsonl")] == ["elsewhere", "here"]
 
 
 def test_a_failure_is_told_kept_and_tried_again_and_stops_nobody(

@@ -58,7 +58,7 @@ def reproduce(options: Reproduce, board: Callable[[int], Board] = show_board) ->
     if any(study.timed for study in studies):
         time_methods(options, results, summing)
     conclude(results)
-    look_inside(cells, results, summing, pick_device(options.device))
+    look_inside(cells_of(replace(options, methods=())), results, summing, pick_device(options.device))
     return summing
 
 
@@ -159,7 +159,8 @@ def time_methods(options: Reproduce, results: Results, summing: Summing) -> None
     file = results.path / "efficiency.jsonl"
     if options.domains and efficiency.DOMAIN not in options.domains:
         return
-    there = {row["method"] for row in read(file) if row["preset"] == options.preset}
+    here = (options.preset, efficiency.device_name(options.device))
+    there = {row["method"] for row in read(file) if (row["preset"], row["device"]) == here}
     for method in TIMED:
         if options.filter.wants_method(method) and method not in there:
             print(f"timing {method}", file=sys.stderr, flush=True)
@@ -198,7 +199,7 @@ def evaluations(results: Results) -> list[Evaluation]:
 
 
 def look_inside(cells: Sequence[Cell], results: Results, summing: Summing, device: torch.device) -> None:
-    """Let each probe look at the runs that are here, the same seeds of every method."""
+    """Let each probe look at the runs that are here, the same seeds of every method; it waits until all methods are."""
     for probe in sorted({probe for cell in cells for probe in cell.probes}):
         own = [cell for cell in cells if probe in cell.probes]
         ready = [cell for cell in own if (cell.folder(results.runs) / "scores.jsonl").exists()]
