@@ -15,7 +15,7 @@ import torch
 from tests.builders import call
 from uat.cli import main
 from uat.report.__main__ import main as plain_main
-from uat.report.rows import Rows, chosen_data, of_data, split_data
+from uat.report.rows import Rows, chosen_data, of_data, of_one_device, split_data
 from uat.report.sections import (
     boundary_table,
     efficiency_table,
@@ -101,6 +101,14 @@ def test_sensitivity_takes_the_default_from_the_recipes_rows() -> None:
     table = sensitivity_table(rows)
     assert table is not None
     assert [row[:2] for row in table.rows] == [["λ = 0.5", "0.700"], ["λ = 0.8", "0.800"], ["d_u = 16", "0.800"]]
+
+
+def test_costs_of_several_devices_are_not_mixed() -> None:
+    about = {"method": "uat", "domain": "darkroom", "batch": 8, "preset": "paper"}
+    measured = [("GPU", "step_ms", 0.5), ("GPU", "training_peak_mib", 9.0), ("CPU", "step_ms", 7.0)]
+    timings = [{**about, "device": device, "metric": metric, "value": value} for device, metric, value in measured]
+    assert of_one_device(timings) == timings[:2]
+    assert of_one_device([]) == []
 
 
 def test_a_users_data_go_before_the_embedded_ones() -> None:

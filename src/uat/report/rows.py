@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -74,7 +75,7 @@ class Rows:
             scores=of_data(scores, data),
             intervals=of_data(intervals, data),
             pairs=of_data(results.read("pairs"), data),
-            timings=read(folder / "efficiency.jsonl"),
+            timings=of_one_device(read(folder / "efficiency.jsonl")),
             published=published(),
             folder=folder,
             data=data,
@@ -188,6 +189,12 @@ def of_data(rows: Iterable[Row], data: Mapping[str, str]) -> list[dict[str, Any]
         if name == data.get(row["domain"], ""):
             found.append({**row, "setting": rest})
     return found
+
+
+def of_one_device(timings: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Time and memory of the device on which most was measured: numbers of two are not compared."""
+    count = Counter(row["device"] for row in timings)
+    return [row for row in timings if row["device"] == max(count, key=lambda device: count[device])]
 
 
 def published() -> list[dict[str, Any]]:
