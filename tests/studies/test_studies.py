@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from uat.cli import main
 from uat.domains import DOMAINS
 from uat.methods import METHODS
 from uat.runs import Run
-from uat.studies import STUDIES, Reproduce, efficiency, reproduce, work
+from uat.studies import STUDIES, Reproduce, efficiency, executors, reproduce, work
 from uat.studies.__main__ import main as plain_main
 from uat.studies.cells import Filter, jobs
 from uat.studies.files import Results, read
@@ -254,6 +255,20 @@ def straight(tmp_path: Path) -> list[dict[str, Any]]:
     options = tiny(tmp_path / "straight", seeds=(0, 1))
     reproduce(options)
     return scores(options.folder)
+
+
+def test_a_worker_computes_on_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the current one there too, on which graphs are captured and kernels launched."""
+    chosen: list[str] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    monkeypatch.setattr(executors, "_place", (0, None))
+    places: SimpleQueue[int] = SimpleQueue()
+    places.put(3)
+    executors._settle_down(places, "cuda")
+    assert executors._place == (3, "cuda:1")
+    assert chosen == ["cuda:1"]
 
 
 @pytest.mark.slow
