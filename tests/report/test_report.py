@@ -205,10 +205,13 @@ def test_mistakes_are_one_sentence(tmp_path: Path, capsys: Captured, results: Pa
     (tmp_path / "empty").mkdir()
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "x.jsonl").write_text("no row\n")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"epoch": 1}\n')
     for argv, said in (
         ([str(tmp_path / "nowhere")], "is not a folder of results"),
         ([str(tmp_path / "empty")], "holds no rows"),
         ([str(tmp_path / "bad")], "is not a file of rows"),
+        ([str(tmp_path / "run")], "holds rows without domain, task, setting"),
         ([str(results), "--preset", "papper"], "did you mean 'paper'?"),
     ):
         for run in (plain_main, lambda a: main(["report", *a])):
