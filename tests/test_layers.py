@@ -138,6 +138,7 @@ LOADED_WHEN_USED = {
         for part in ("step", "train", "block", "dropout", "ends", "gates", "outer", "parts")
     },
     "domains/darkroom/kernel.py": {"triton"},
+    "domains/sepsis/kernel.py": {"triton"},
     "data/markets/files.py": {"polars"},
 }
 """Files that nobody imports at load time but each other, and what they may need."""

@@ -13,9 +13,12 @@ from torch import Tensor
 from tests.builders import SPECS, build_random, random_batch, randomise, vanilla_of
 from uat.config import override
 from uat.data.markets.regimes import label
+from uat.data.markets.synthetic import REGIMES as REGIMES_OF_DAYS
 from uat.domains.markets.tables import load
 from uat.domains.sepsis.treatment import REGIMES
+from uat.evaluation.intervals import interval
 from uat.evaluation.mechanism import (
+    MarketGates,
     attention_maps,
     attention_under_shifts,
     centred,
@@ -30,6 +33,7 @@ from uat.evaluation.mechanism import (
     shifted_episodes,
 )
 from uat.evaluation.mechanism.attention import even_mass
+from uat.evaluation.mechanism.markets import QUARTILES, SHOCKS, auc, group_mean
 from uat.methods.uat import UAT
 from uat.nn import attention
 from uat.recipes import recipe
@@ -205,21 +209,90 @@ def test_sepsis_gates_and_kinetics_are_rows(tmp_path: Path) -> None:
         kinetics_of(saved_run(tmp_path / "room", "darkroom", "uat"), device="cpu")
 
 
-def test_market_gates_name_windows_by_their_last_day(tmp_path: Path) -> None:
-    settings = {"domain__days": 400, "domain__horizon": 5}
-    told, blind = (saved_run(tmp_path / method, "markets", method, **settings) for method in ("uat", "vanilla"))
-    found = gates_of_markets(told, blind, device="cpu")
-    c = told.config.domain
+# ---------------------------------------------------------------- markets
+
+
+MARKET: dict[str, Any] = {"domain__days": 600, "domain__horizon": 5}
+
+
+@pytest.fixture(scope="module")
+def market_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Random weights, so that gates are open."""
+    folder = tmp_path_factory.mktemp("markets") / "uat"
+    return saved_run(folder, "markets", "uat", **MARKET)
+
+
+@pytest.fixture(scope="module")
+def seen(market_run: Run) -> MarketGates:
+    return gates_of_markets(market_run, device="cpu")
+
+
+def test_market_gates_name_windows_by_their_last_day(market_run: Run, seen: MarketGates) -> None:
+    c = market_run.config.domain
     market = load(c.data, c.suspensions, c.days, c.protocol)[0]
-    own_E = found.market_E == market.name
-    test = market.splits["test"]
-    assert (found.date_E[own_E] == market.date_T[test][c.horizon - 1 :]).all()
+    own_E, test = seen.market_E == market.name, market.splits["test"]
+    assert (seen.date_ET[own_E, -1] == market.date_T[test][c.horizon - 1 :]).all()
     close_TN = np.concatenate([np.ones((1, len(market.tickers))), market.relative_TN.cumprod(0)])
-    assert (found.regime_E[own_E] == label(close_TN)[:-1][test][c.horizon - 1 :]).all()
-    assert (found.regime_E[own_E][-20:] == -1).all(), "what follows the last days is not known"
-    assert found.hidden_E.shape == found.rho_E.shape == found.within_E.shape == found.date_E.shape
-    assert found.hidden_E.min() > 0 < found.rho_E.min()
-    quartiles = [row for row in found.rows if row["by"] == "volatility"]
-    assert quartiles[0]["over_calmest"] == pytest.approx(0)
-    assert sum(row["n"] for row in quartiles) == np.isfinite(found.volatility_E).sum() == len(found.date_E)
-    assert sum(row["n"] for row in found.rows if row["by"] == "regime") == (found.regime_E >= 0).sum() > 0
+    assert (seen.regime_ET[own_E, -1] == label(close_TN)[:-1][test][c.horizon - 1 :]).all()
+    assert (seen.regime_ET[own_E, -1][-20:] == -1).all(), "what follows the last days is not known"
+    assert (seen.known_ET >= 0).all(), "the generator knows all"
+    day_X, rho_X = seen.daily("rho_norm", market.name)
+    assert (day_X == market.date_T[test][1:]).all(), "the first has no feedback"
+    held = seen.date_ET[own_E] == day_X[2]
+    held[:, 0] = False
+    assert rho_X[2] == pytest.approx(seen.norms["rho_norm"][own_E][held].mean())
+
+
+def test_rows_are_means_of_their_groups(seen: MarketGates) -> None:
+    index = {"regime": seen.regime_ET, "known": seen.known_ET, "volatility": seen.quartile_ET}
+    names = {"regime": REGIMES_OF_DAYS, "known": REGIMES_OF_DAYS, "volatility": QUARTILES}
+    for row in seen.rows:
+        x_ET, where = seen.norms[row["quantity"]], row["where"]
+        steps = slice(1, None) if where == "step" else slice(-1, None)
+        x_ES = x_ET.mean(1, keepdims=True) if where == "window" else x_ET[:, steps]
+        groups = {by: np.array([*names[by], ""])[index_ET[:, steps]] for by, index_ET in index.items()}
+        if "auc" in row:
+            high, low = x_ES[groups[row["by"]] == "shock"], x_ES[np.isin(groups[row["by"]], ("bull", "chop"))]
+            pairs = (high[:, None] > low) + 0.5 * (high[:, None] == low)
+            assert (row["auc"], row["n"], row["calm"]) == (pytest.approx(pairs.mean()), len(high), len(low))
+            assert row["low"] < row["auc"] < row["high"]
+        else:
+            own = x_ES[groups[row["by"]] == row["group"]] if row["by"] in groups else x_ES.ravel()
+            calmest = x_ES[groups["volatility"] == "calmest"].mean()
+            assert (row["value"], row["n"]) == (pytest.approx(own.mean()), len(own))
+            assert row["std"] == pytest.approx(own.std(), abs=1e-12)
+            assert row["over_calmest"] == pytest.approx(own.mean() / calmest - 1)
+            assert row["low"] <= row["value"] <= row["high"] or len(own) == 1
+    ends = [row for row in seen.rows if (row["quantity"], row["where"]) == ("rho_norm", "end")]
+    assert [row["group"] for row in ends if row["by"] == "volatility"] == list(QUARTILES)
+    assert {row["by"] for row in ends if row["group"] == SHOCKS} == {"regime", "known"}
+
+
+def test_intervals_of_groups_and_areas_are_those_of_plain_samples() -> None:
+    """One step a window, no blocks: a group's interval is that of `filled`, an area's has DeLong's variance."""
+    draw = np.random.default_rng(0)
+    x_ES, own_ES = draw.normal(size=(400, 1)), draw.random((400, 1)) < 0.3
+    found = group_mean(x_ES, own_ES, 1.0)
+    low, high = interval(torch.from_numpy(np.where(own_ES, x_ES, np.nan)).T, 1.0)
+    assert (found["low"], found["high"]) == (pytest.approx(low), pytest.approx(high))
+    area = auc(x_ES, own_ES, ~own_ES, 1.0)
+    above = (x_ES[own_ES][:, None] > x_ES[~own_ES]).astype(float)
+    variance = sum(part.var(ddof=1) / len(part) for part in (above.mean(0), above.mean(1)))
+    assert (area["high"] - area["low"]) / 2 == pytest.approx(1.966 * variance**0.5, rel=0.01)
+
+
+def test_weights_are_moved_by_gates_alone(tmp_path: Path, market_run: Run, seen: MarketGates) -> None:
+    moved_ET = seen.norms["weights_moved"]
+    assert moved_ET[:, 0].max() == 0 == seen.norms["rho_norm"][:, 0].max(), "nothing has been told yet"
+    assert 0 < moved_ET[:, 1:].min() <= moved_ET.max() <= 2
+    config = market_run.config
+    fresh = build_policy(config, config.build_domain(), torch.device("cpu"))
+    shut = gates_of_markets(saved_run(tmp_path / "shut", "markets", "uat", weights=fresh, **MARKET), device="cpu")
+    assert shut.norms["weights_moved"].max() == 0 == shut.norms["rho_norm"].max()
+    assert np.isnan(
+        [row["over_calmest"] for row in shut.rows if row["quantity"] == "rho_norm" and "value" in row]
+    ).all()
+    blind = gates_of_markets(saved_run(tmp_path / "blind", "markets", "vanilla", **MARKET), device="cpu")
+    assert set(blind.norms) == {"h_norm"}
+    with pytest.raises(ValueError, match="is a run of darkroom"):
+        gates_of_markets(saved_run(tmp_path / "room", "darkroom", "uat"), device="cpu")

@@ -1,4 +1,5 @@
-"""Compiles every Triton kernel that a training of the methods named would launch, for a GPU that need not be here.
+"""Compiles every Triton kernel that a training of the methods named would launch, for a GPU that need not be here,
+and those of the worlds.
 
     python -m tests.nn.compile_kernels 90 tf32 uat dt
 
@@ -99,6 +100,11 @@ def main(architecture: str, precision: str, *methods: str) -> None:
         told = {name: getattr(batch, name)[:, 0] for name in ("obs", "prev_action", "prev_reward")}
         state = policy.init_state(EPISODES, domain.spec.horizon, "cpu")
         policy.decide(state, Step(**told, first=batch.valid[:, 0]), torch.zeros(EPISODES, 5))
+    for domain in ("darkroom", "sepsis"):
+        simulator: Any = recipe(domain, "uat").build_domain().simulator("train", "cpu")
+        simulator.fused = True
+        world, _ = simulator.reset(simulator.noise(torch.arange(EPISODES), 0))
+        simulator.step(world, torch.zeros(EPISODES, dtype=torch.long))
 
 
 if __name__ == "__main__":

@@ -9,24 +9,32 @@ import xml.etree.ElementTree
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from tests.builders import call
 from uat.cli import main
+from uat.data.markets import prepared
+from uat.data.markets.synthetic import Size, generate
 from uat.report.__main__ import main as plain_main
+from uat.report.figures import draw_gate
 from uat.report.rows import Rows, chosen_data, of_data, of_one_device, split_data
 from uat.report.sections import (
     boundary_table,
     efficiency_table,
+    gate_table,
     kinetics_table,
     pairs_table,
     score_table,
     sensitivity_table,
+    shocks_table,
 )
 from uat.report.tables import Entry, Table, ranked
 from uat.runs import write_tensors
+from uat.studies import STUDIES, Reproduce, reproduce
 from uat.studies.files import merge
+from uat.studies.reproduce import cells_of
 from uat.types import Metric, Score
 
 Captured = pytest.CaptureFixture[str]
@@ -218,3 +226,40 @@ def test_mistakes_are_one_sentence(tmp_path: Path, capsys: Captured, results: Pa
             code, out, err = call(capsys, run, *argv)
             assert (code, out, err.count("\n")) == (2, "", 1)
             assert said in err
+
+
+def test_the_study_of_one_market_goes_from_its_file_to_tables_and_figure(tmp_path: Path) -> None:
+    """Prepared bars, split where 2020 begins, whatever the preset; settings of the call reach every cell."""
+    pytest.importorskip("matplotlib")
+    file, out = tmp_path / "hsi.npz", tmp_path / "results"
+    prepared.write({"hsi": generate("hk", Size(assets=6, days=500, start="2018-10-01")).bars}, file)
+    options = Reproduce(
+        study="mechanism",
+        preset="smoke",
+        domains=("markets",),
+        data=(f"hsi={file}",),
+        set=("train.weight_decay=0.0", "train.epochs=2"),
+        out=out,
+        workers=1,
+        device="cpu",
+    )
+    cells = cells_of(options)
+    assert {cell.config.method_name for cell in cells} == {"uat", "vanilla"}
+    for config in (cell.config for cell in cells):
+        assert (config.domain.test_from, config.domain.days, config.train.weight_decay) == ("2020-01-01", 0, 0.0)
+    embedded = [cell for cell in STUDIES["mechanism"].cells("paper") if "gate" in cell.probes]
+    assert {cell.config.domain.test_from for cell in embedded} == {""}
+    assert reproduce(options).failed == {}
+    rows = Rows.of(out, "smoke")
+    seen = rows.trace("gate")
+    assert seen is not None
+    first, daily = (seen.arrays[name].numpy().astype("datetime64[D]") for name in ("day", "daily/day"))
+    new_year = np.datetime64("2020-01-01")
+    assert new_year <= daily[0] < first[0], "days within windows begin earlier than their ends"
+    gates, shocks = gate_table(rows), shocks_table(rows)
+    assert gates is not None
+    assert shocks is not None
+    assert {str(row[0]).split(" (")[0] for row in gates.rows} >= {"bull", "bear", "shock", "calmest", "roughest"}
+    assert "weights would differ by" in gates.note
+    assert {str(row[0]) for row in shocks.rows} == {"uat ‖ρ_T‖, seed 0", "uat ‖h_T‖, seed 0", "vanilla ‖h_T‖, seed 0"}
+    assert len(draw_gate(rows).axes[0].lines) == 4

@@ -18,7 +18,7 @@ from uat.evaluation.scores import CEILING
 from uat.methods import METHODS
 from uat.report.rows import Number, Rows
 from uat.report.sections import LABELS, headline_metrics, metrics_of, sweep_points, there
-from uat.report.traces import kinetics_of
+from uat.report.traces import gate_rows, kinetics_of
 from uat.studies.cells import Filter, Sweep
 from uat.studies.grids import DELAYS, REWARDS, STUDIES, TIMED, WRONG
 
@@ -202,6 +202,13 @@ def draw_kinetics(rows: Rows) -> Any:
     return figure
 
 
+OVER_TIME = {
+    "uat/rho_norm": {"end": "UAT ‖ρ_T‖", "daily": "UAT ‖ρ_t‖, mean over windows"},
+    "vanilla/h_norm": {"end": "Vanilla ‖h_T‖", "daily": "Vanilla ‖h_t‖, mean over windows"},
+}
+"""What is drawn over time: at the end of each window, and by day within windows, which begins a window earlier."""
+
+
 def draw_gate(rows: Rows) -> Any:
     """What the regime gate tells of a market: over time, by regime, by volatility, and over the calmest quartile."""
     seen = rows.trace("gate")
@@ -210,34 +217,40 @@ def draw_gate(rows: Rows) -> Any:
     markets = seen.rows[0]["markets"]
     figure = new_figure(9.2, 6.2)
     axes = figure.subplots(2, 2).ravel()
-    first = seen.arrays["market"].numpy() == markets.index("hk" if "hk" in markets else markets[0])
-    day = seen.arrays["day"].numpy()[first].astype("datetime64[D]")
-    for i, (name, label) in enumerate((("rho", "UAT ‖ρ_T‖"), ("hidden", "Vanilla ‖h_T‖"))):
-        x = seen.arrays[name].numpy()[first]
-        axes[0].plot(day, x / max(np.mean(x), 1e-12), DASHES[i], color=COLOURS[i], linewidth=0.9, label=label)
+    market = markets.index("hk" if "hk" in markets else markets[0])
+    for when, day, of in (("end", "day", "market"), ("daily", "daily/day", "daily/market")):
+        own = seen.arrays[of].numpy() == market
+        days = seen.arrays[day].numpy()[own].astype("datetime64[D]")
+        for i, (quantity, label) in enumerate(OVER_TIME.items()):
+            if f"{quantity}/{when}" in seen.arrays:
+                x = seen.arrays[f"{quantity}/{when}"].numpy()[own]
+                style = {"color": COLOURS[i], "label": label[when], "linestyle": "-" if when == "end" else ":"}
+                axes[0].plot(days, x / (np.mean(x) or 1), linewidth=0.9, **style)
     axes[0].set_ylabel("share of its mean")
-    axes[0].legend(fontsize=8)
+    axes[0].margins(y=0.25)
+    axes[0].legend(fontsize=6.5, ncols=2, loc="upper center")
     axes[0].tick_params(axis="x", rotation=25)
+    groups = gate_rows(rows, quantity="rho_norm", where="window")
     for axis, by, title in ((axes[1], "regime", "mean ‖ρ_t‖"), (axes[2], "volatility", "mean ‖ρ_t‖")):
-        names, values = _gate_groups(seen.rows, by, "value")
-        low, high = (_gate_groups(seen.rows, by, end)[1] for end in ("low", "high"))
+        names, values = _gate_groups(groups, by, "value")
+        low, high = (_gate_groups(groups, by, end)[1] for end in ("low", "high"))
         around = np.abs(np.stack([values - low, high - values]))
         axis.bar(names, values, yerr=np.nan_to_num(around), capsize=3, color=COLOURS[0], hatch="///", edgecolor="white")
         axis.set_ylabel(title)
         axis.margins(y=0.15)
-    names, values = _gate_groups(seen.rows, "regime", "over_calmest")
+    names, values = _gate_groups(groups, "regime", "over_calmest")
     bars = axes[3].bar(names, 100 * values, color=COLOURS[1], hatch="...", edgecolor="white")
     axes[3].bar_label(bars, fmt="%+.1f %%", fontsize=8)
     axes[3].axhline(0, color="#555555", linewidth=0.8)
     axes[3].set_ylabel("over the calmest quartile, %")
     axes[3].margins(y=0.2)
-    _letter(axes, ["gate at the end of each window", "by regime", "by volatility", "increase by regime"])
+    _letter(axes, ["gate and representation over time", "by regime", "by volatility", "increase by regime"])
     return figure
 
 
 def _gate_groups(rows: Sequence[dict[str, Any]], by: str, name: str) -> tuple[list[str], np.ndarray]:
-    """Groups and their numbers, mean over seeds; groups without a window are left out."""
-    groups = list(dict.fromkeys(row["group"] for row in rows if row["by"] == by and row["n"] > 0))
+    """Groups and their numbers, mean over seeds."""
+    groups = list(dict.fromkeys(row["group"] for row in rows if row["by"] == by and "value" in row))
     values = [np.mean([r[name] for r in rows if (r["by"], r["group"]) == (by, group)]) for group in groups]
     return groups, np.array(values, dtype=float)
 
@@ -432,8 +445,8 @@ DRAWINGS: tuple[Drawing, ...] = (
     Drawing(
         name="gate",
         title="Regime gate on the Hang Seng",
-        caption="Norms of the regime gate over held-out windows; regimes are told afterwards by the paper's rules. "
-        "Error bars: 95 % intervals over blocks of days.",
+        caption="Norms of the regime gate over held-out windows; regimes are told afterwards, on a window's last "
+        "day, by the paper's rules. Error bars: 95 % intervals over blocks of days.",
         draw=draw_gate,
     ),
     Drawing(

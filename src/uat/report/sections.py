@@ -8,13 +8,14 @@ from typing import Any
 
 from uat.domains import DOMAINS
 from uat.evaluation.intervals import LEVEL
+from uat.evaluation.mechanism.markets import SHOCKS
 from uat.evaluation.scores import CEILING, EXPERT, RANDOM, setting_of
 from uat.evaluation.statistics import aggregate
 from uat.methods import METHODS
 from uat.recipes import recipe
 from uat.report.rows import Key, Number, Rows, ordered
 from uat.report.tables import Entry, Table, ranked
-from uat.report.traces import kinetics_of
+from uat.report.traces import gate_rows, kinetics_of
 from uat.studies.cells import Sweep, build_cell
 from uat.studies.grids import STUDIES, TIMED
 from uat.types import Metric
@@ -37,6 +38,7 @@ LABELS = {
     "training_peak_mib": "peak MiB in training",
     "acting_peak_mib": "peak MiB in acting",
 }
+INSIDE = {"rho_norm": "‖ρ_T‖", "h_norm": "‖h_T‖"}
 OURS = "Ours: mean ± deviation over seeds. Published: the paper's tables, three seeds, another implementation."
 
 
@@ -381,24 +383,51 @@ def attention_table(rows: Rows) -> Table | None:
 
 
 def gate_table(rows: Rows) -> Table | None:
-    """Norms of the regime gate by regime and volatility."""
-    seen = rows.trace("gate")
-    if seen is None:
-        return None
+    """Norms of the regime gate by regime and volatility, and what the gates decide."""
+    found = gate_rows(rows, quantity="rho_norm", where="window")
     body: list[list[Entry | str]] = [
         [
             f"{row['group']} ({row['by']}), seed {row['seed']}",
-            f"{row['value']:.3f}",
-            _bounds(row),
+            f"{row['value']:.3g}",
+            f"[{row['low']:.3g}, {row['high']:.3g}]",
             f"{row['over_calmest']:+.1%}",
             str(row["n"]),
         ]
-        for row in seen.rows
-        if row["n"] > 0
+        for row in found
+        if row["by"] in ("regime", "volatility") and "value" in row
     ]
-    head = ["group", "mean norm", "95 % interval", "over the calmest quartile", "windows"]
-    title = f"markets ({', '.join(seen.rows[0]['markets'])}): the regime gate"
-    return Table(name="mechanism-gate", title=title, note="", head=head, rows=body)
+    if not body:
+        return None
+    moved = gate_rows(rows, quantity="weights_moved", where="step", by="all")
+    told = ", ".join(f"{row['value']:.2g} (seed {row['seed']})" for row in moved)
+    return Table(
+        name="mechanism-gate",
+        title=f"markets ({', '.join(found[0]['markets'])}): the regime gate",
+        note="Means over windows, by their last day. Without its feedback UAT's portfolio weights would differ by "
+        f"{told} in all: sum of absolute differences, mean over steps.",
+        head=["group", "mean norm", "95 % interval", "over the calmest quartile", "windows"],
+        rows=body,
+    )
+
+
+def shocks_table(rows: Rows) -> Table | None:
+    """How well the numbers inside tell days of shock from calm ones."""
+    body: list[list[Entry | str]] = [
+        [
+            f"{row['method']} {INSIDE[row['quantity']]}, seed {row['seed']}",
+            "the generator" if row["by"] == "known" else "the paper's rules",
+            f"{row['auc']:.3f}",
+            _bounds(row),
+            f"{row['n']} of {row['n'] + row['calm']}",
+        ]
+        for row in gate_rows(rows, where="end", group=SHOCKS)
+        if row["quantity"] in INSIDE
+    ]
+    if not body:
+        return None
+    note = "At the end of windows. AUC: how often the number is larger on a day of shock than on one of bull or chop."
+    head = ["what", "regimes by", "AUC", "95 % interval", "shocks"]
+    return Table(name="mechanism-shocks", title="markets: shocks against calm", note=note, head=head, rows=body)
 
 
 def _bounds(row: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -50,3 +51,9 @@ def kinetics_of(rows: Rows) -> dict[str, Around]:
             seeds=len(own),
         )
     return found
+
+
+def gate_rows(rows: Rows, **wanted: str) -> list[dict[str, Any]]:
+    """Rows on what policies carry inside in markets that have these values; empty where nobody has looked."""
+    seen = rows.trace("gate")
+    return [] if seen is None else [row for row in seen.rows if wanted.items() <= row.items()]

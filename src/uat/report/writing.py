@@ -102,7 +102,8 @@ def tables_of(rows: Rows, study: str) -> list[Table]:
         case "boundary":
             found += [sections.boundary_table(rows, domain) for domain in DOMAINS]
         case "mechanism":
-            found += [sections.attention_table(rows), sections.gate_table(rows), sections.kinetics_table(rows)]
+            found += [sections.attention_table(rows), sections.gate_table(rows), sections.shocks_table(rows)]
+            found.append(sections.kinetics_table(rows))
         case "sensitivity":
             found.append(sections.sensitivity_table(rows))
         case "efficiency":

@@ -60,25 +60,26 @@ class Sweep:
     """What the settings are called in tables and figures."""
     probes: frozenset[str] = frozenset()
     """What is looked at beside the scores."""
-    presets: tuple[str, ...] | None = None
-    """Presets in which it is asked for; None: all."""
     data: str | None = None
     """The name under which a user may give data for it; None: the domain's."""
+    on_data: Mapping[str, Any] = field(default_factory=dict)
+    """Settings beside these where the user gave such data."""
 
     def missing(self) -> str | None:
         """Why this version cannot run it; None if it can."""
         if self.domain not in DOMAINS:
             return f"the domain {self.domain} is not there yet"
         known = setting_names(recipe(self.domain, "uat", "smoke"))
-        absent = [name for name in self.settings if name not in known]
+        absent = [name for name in {**self.settings, **self.on_data} if name not in known]
         return f"{self.domain} has no setting {absent[0]}" if absent else None
 
     def cells(self, preset: str, seeds: Sequence[int], chosen: Filter) -> list[Cell]:
-        if self.missing() or (self.presets is not None and preset not in self.presets):
+        if self.missing():
             return []
         methods = [m for m, entry in METHODS.items() if entry.serves(self.domain) and self.methods(m)]
         tasks = self.tasks if self.tasks is not None else DOMAINS[self.domain].tasks
-        settings = {**self.settings, **chosen.settings, **chosen.data_setting(self.domain, self.data)}
+        given = chosen.data_setting(self.domain, self.data)
+        settings = {**self.settings, **(self.on_data if given else {}), **chosen.settings, **given}
         return [
             build_cell(self.domain, task, method, preset, seed, settings, self.probes)
             for task in tasks

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from uat.evaluation.mechanism import attention_under_shifts, gates_of_markets, kinetics_of
@@ -63,15 +64,35 @@ def probe_kinetics(runs: Runs, device: torch.device) -> Trace:
 
 
 def probe_gate(runs: Runs, device: torch.device) -> Trace:
-    """Gates over the test windows of markets, of the first seed, and rows of every seed."""
-    seen = [gates_of_markets(*pair, device=device) for pair in zip(runs[TOLD], runs[BLIND], strict=True)]
-    first = seen[0]
-    names = ("regime_E", "volatility_E", "rho_E", "within_E", "hidden_E")
-    arrays = {name.removesuffix("_E"): torch.from_numpy(np.asarray(getattr(first, name))) for name in names}
-    arrays["day"] = torch.from_numpy(first.date_E.astype("datetime64[D]").astype(np.int64))
+    """What policies carry inside over the test windows of markets: rows of every method and seed.
+
+    Arrays are of the first seed: by window, its last day, the number there and the window's mean; and by day, which
+    begins a window earlier, the mean over windows that hold it.
+    """
+    seen = {method: [gates_of_markets(run, device=device) for run in own] for method, own in runs.items()}
+    first = next(iter(seen.values()))[0]
     markets = sorted(set(first.market_E.tolist()))
-    arrays["market"] = torch.tensor([markets.index(name) for name in first.market_E.tolist()])
-    return Trace([{**row, "markets": markets} for one in seen for row in one.rows], arrays)
+    arrays: dict[str, NDArray[Any]] = {
+        "market": np.searchsorted(markets, first.market_E),
+        "day": _day_numbers(first.date_ET[:, -1]),
+        "regime": first.regime_ET[:, -1],
+        "known": first.known_ET[:, -1],
+        "volatility": first.volatility_ET[:, -1],
+    }
+    for method, own in seen.items():
+        for quantity, x_ET in own[0].norms.items():
+            daily = {market: own[0].daily(quantity, market) for market in markets}
+            name = f"{method}/{quantity}"
+            arrays |= {f"{name}/end": x_ET[:, -1], f"{name}/window": x_ET.mean(1)}
+            arrays[f"{name}/daily"] = np.concatenate([x for _, x in daily.values()])
+            arrays["daily/day"] = np.concatenate([_day_numbers(day) for day, _ in daily.values()])
+            arrays["daily/market"] = np.repeat(np.arange(len(markets)), [len(day) for day, _ in daily.values()])
+    rows = [{**row, "markets": markets} for own in seen.values() for one in own for row in one.rows]
+    return Trace(rows, {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in arrays.items()})
+
+
+def _day_numbers(date: NDArray[np.datetime64]) -> NDArray[np.int64]:
+    return date.astype("datetime64[D]").astype(np.int64)
 
 
 PROBES: dict[str, Callable[[Runs, torch.device], Trace]] = {

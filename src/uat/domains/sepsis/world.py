@@ -9,6 +9,7 @@ Axes: B worlds, T time, F clinical columns, O observed components, 3 physiologic
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass, replace
 
 import torch
@@ -116,6 +117,8 @@ class World:
     ended_B: Tensor
     """Where the patient has recovered or died."""
     t: int = 0
+    clinical_BF: Tensor | None = None
+    """Clinical columns now, where they were worked out with the step."""
 
 
 class SepsisSimulator:
@@ -129,11 +132,13 @@ class SepsisSimulator:
         self.physiology = config.physiology(torch.float32).to(device)
         self.expert_R = torch.tensor(EXPERT, device=device)
         self.dynamic = torch.tensor(cohort.dynamic, device=device)
-        self.clinical_PF = cohort.clinical_PF.to(device)
+        self.clinical_PF = cohort.clinical_PF.to(device).contiguous()
         still_PF = cohort.clinical_PF.clone()
         still_PF[:, cohort.dynamic] = 0
-        self.still_PO = (still_PF @ cohort.components_FO).to(device)
-        self.moving_3O = cohort.components_FO[cohort.dynamic].to(device)
+        self.still_PO = (still_PF @ cohort.components_FO).to(device).contiguous()
+        self.moving_3O = cohort.components_FO[cohort.dynamic].to(device).contiguous()
+        self.fused = torch.device(device).type == "cuda" and importlib.util.find_spec("triton") is not None
+        """Whether a step is one launch."""
 
     def noise(self, episode_ids: Tensor, seed: int) -> Noise:
         c, ids_B, (first, end) = self.config, episode_ids.to(self.device), self.patients
@@ -173,6 +178,8 @@ class SepsisSimulator:
         return None
 
     def step(self, world: World, action: Tensor) -> tuple[World, Tensor, Tensor, Tensor]:
+        if self.fused:
+            return self._fused_step(world, action)
         t, ended_B, old_B3 = world.t, world.ended_B, world.state_B3
         repeats_B = torch.where(action == world.last_B, world.repeats_B + 1, 1)
         effect_B = self.physiology.effect_RA[world.regime_BT[:, t], action]
@@ -189,14 +196,36 @@ class SepsisSimulator:
         done_B = ~ended_B if after.t == self.spec.horizon else died_B | well_B
         return after, self._observe(after), reward_B, done_B
 
+    def _fused_step(self, world: World, action: Tensor) -> tuple[World, Tensor, Tensor, Tensor]:
+        from uat.domains.sepsis.kernel import treat
+
+        action = action.contiguous()
+        found = treat(self, world, action)
+        after = replace(
+            world,
+            state_B3=found.state_B3,
+            last_B=action,
+            repeats_B=found.repeats_B,
+            ended_B=found.ended_B,
+            t=world.t + 1,
+            clinical_BF=found.clinical_BF,
+        )
+        done_B = ~world.ended_B if after.t == self.spec.horizon else found.over_B
+        return after, found.obs_BO, found.reward_B, done_B
+
     def facts(self, world: World) -> dict[str, Tensor]:
         """The state, the regime, the patient's row, and all 46 columns as z-scores, to be read by a person."""
         return {
             "state": world.state_B3,
             "regime": world.regime_BT[:, world.t],
             "patient": world.patient_B,
-            "clinical": world.start_BF.index_copy(1, self.dynamic, to_z(world.state_B3)),
+            "clinical": self._clinical(world),
         }
+
+    def _clinical(self, world: World) -> Tensor:
+        if world.clinical_BF is not None:
+            return world.clinical_BF
+        return world.start_BF.index_copy(1, self.dynamic, to_z(world.state_B3))
 
     def _observe(self, world: World) -> Tensor:
         """(B, O) principal components of the 46 columns as they are now, with noise.

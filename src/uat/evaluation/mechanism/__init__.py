@@ -9,15 +9,9 @@ from uat.evaluation.mechanism.attention import (
     post_shift_mass,
     shifted_episodes,
 )
-from uat.evaluation.mechanism.gates import (
-    GateNorms,
-    MarketGates,
-    gate_norms,
-    gates_by_regime,
-    gates_of,
-    gates_of_markets,
-)
+from uat.evaluation.mechanism.gates import GateNorms, gate_norms, gates_by_regime, gates_of
 from uat.evaluation.mechanism.kinetics import kinetics_of, kinetics_rows
+from uat.evaluation.mechanism.markets import MarketGates, gates_of_markets
 
 __all__ = [
     "AttentionStudy",

@@ -1,8 +1,8 @@
-"""How far the gates open, by regime (paper, figure "Regime gate on HSI").
+"""How far the gates open, by the regime that a domain names; markets, whose regimes are told afterwards: `markets.py`.
 
 ‖ρ_t‖ is the norm of the regime gate of a step, over all heads, and ‖g_t‖ that of a layer's token gate.
 
-Axes: E windows in the order of time, L layers, B episodes, T time, D width.
+Axes: L layers, B episodes, T time, D width.
 """
 
 from __future__ import annotations
@@ -16,21 +16,19 @@ import torch
 from numpy.typing import NDArray
 
 from uat.domains import episode_count, split_seed
-from uat.domains.markets import Markets
-from uat.domains.markets.days import REGIMES, UNKNOWN, days_of
-from uat.domains.markets.tables import load, windows
 from uat.evaluation.intervals import interval
 from uat.methods import Policy
+from uat.methods.policy import TransformerPolicy
+from uat.nn.utility import UtilityGates
 from uat.runs import Run, load_policy
 from uat.training.playing import Player
-from uat.training.surroundings import pick_device
+from uat.training.surroundings import pick_device, precision
 from uat.types import Batch, Trajectory
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 AT_ONCE = 256
-QUARTILES = ("calmest", "calm", "rough", "roughest")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +37,18 @@ class GateNorms:
     g_LBT: Floats
 
 
+def gates_in(policy: Policy) -> UtilityGates | None:
+    """What turns feedback into gates, where the policy has it."""
+    return policy.gates if isinstance(policy, TransformerPolicy) else None
+
+
 @torch.no_grad()
 def gate_norms(policy: Policy, batch: Batch) -> GateNorms:
     """‖ρ_t‖ and ‖g_t‖ of every layer, at every step."""
-    gates = policy.eval().trace(batch).gates
-    if gates is None:
+    utility = gates_in(policy)
+    if utility is None:
         raise ValueError(f"{type(policy).__name__} has no gates")
+    gates = utility(batch.prev_action, batch.prev_reward)
     g_LBT = torch.stack(gates.g).norm(dim=-1)
     return GateNorms(rho_BT=gates.rho.norm(dim=-1).double().cpu().numpy(), g_LBT=g_LBT.double().cpu().numpy())
 
@@ -67,7 +71,7 @@ def gates_of(
 ) -> list[dict[str, Any]]:
     """‖ρ_t‖ by the regime that the domain's facts name, in the run's first test episodes."""
     norms, regimes, real = [], [], []
-    for trajectory, policy in _played(run, episodes, device):
+    for trajectory, policy in played(run, episodes, device):
         if "regime" not in trajectory.facts:
             raise ValueError(f"{run.path}: {run.config.domain_name} does not say its regimes step by step")
         norms.append(gate_norms(policy, policy.spec.clock.batch(trajectory)).rho_BT)
@@ -78,80 +82,10 @@ def gates_of(
     return [{**head, "quantity": "rho_norm", **row} for row in rows]
 
 
-# ---------------------------------------------------------------- markets
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MarketGates:
-    """Every test window of the markets, named by its last day."""
-
-    date_E: NDArray[np.datetime64]
-    market_E: NDArray[np.str_]
-    regime_E: Ints
-    """Index into the names of regimes, told afterwards; -1 where too few days follow."""
-    volatility_E: Floats
-    """Deviation of the market's daily log returns over the month that ends then; NaN where it begins too early."""
-    rho_E: Floats
-    """‖ρ_T‖ at the last day."""
-    within_E: Floats
-    """Mean of ‖ρ_t‖ over the window."""
-    hidden_E: Floats
-    """‖h_T‖ of the blind policy at the last day."""
-    rows: list[dict[str, Any]]
-    """Mean of `within_E` by regime and by quartile of volatility, and how far it lies above the calmest quartile."""
-
-
-def gates_of_markets(told: Run, blind: Run, *, device: torch.device | str | None = None) -> MarketGates:
-    """Gates of a policy, and representations of a blind one, over the test windows of the same markets."""
-    domain = told.config.build_true_domain()
-    if not isinstance(domain, Markets) or blind.config.domain != told.config.domain:
-        raise ValueError(f"{told.path} and {blind.path} must be runs of the same markets")
-    c = domain.config
-    markets = load(c.data, c.suspensions, c.days, c.protocol)
-    found = windows(markets, "test", c.protocol)
-    day_E, market_E = (found.start_W + c.horizon - 1).numpy(), found.market_W.numpy()
-    days = days_of(c)
-    rho_ET = np.concatenate(
-        [gate_norms(policy, policy.spec.clock.batch(played)).rho_BT for played, policy in _played(told, None, device)]
-    )
-    hidden_E = np.concatenate([_hidden(policy, played) for played, policy in _played(blind, None, device)])
-    within_E, regime_E, volatility_E = rho_ET.mean(1), days.regime_X[day_E], days.volatility_X[day_E]
-    return MarketGates(
-        date_E=days.date_X[day_E],
-        market_E=np.array([market.name for market in markets])[market_E],
-        regime_E=regime_E,
-        volatility_E=volatility_E,
-        rho_E=rho_ET[:, -1],
-        within_E=within_E,
-        hidden_E=hidden_E,
-        rows=_market_rows(told, within_E, regime_E, volatility_E, float(c.horizon * len(markets))),
-    )
-
-
-def _market_rows(
-    run: Run, within_E: Floats, regime_E: Ints, volatility_E: Floats, block: float
-) -> list[dict[str, Any]]:
-    """Windows a day apart share all days but one: intervals resample blocks of a window's length."""
-    known = ~np.isnan(volatility_E)
-    edges = np.quantile(volatility_E[known], [0.25, 0.5, 0.75]) if known.any() else np.zeros(3)
-    quartile_E = np.where(known, np.searchsorted(edges, volatility_E), UNKNOWN)
-    groups = {"regime": (REGIMES, regime_E), "volatility": (QUARTILES, quartile_E)}
-    calmest = within_E[quartile_E == 0]
-    level = float(calmest.mean()) if len(calmest) else np.nan
-    head = {"domain": run.config.domain_name, "method": run.config.method_name, "seed": run.config.seed}
-    rows = []
-    for by, (names, index_E) in groups.items():
-        for i, name in enumerate(names):
-            found = _mean(np.where(index_E == i, within_E, np.nan), block)
-            over = {"over_calmest": found["value"] / level - 1}
-            rows.append({**head, "quantity": "rho_norm", "by": by, "group": name, **found, **over})
-    return rows
-
-
 # ---------------------------------------------------------------- playing
 
 
-def _played(run: Run, episodes: int | None, device: torch.device | str | None) -> Iterator[tuple[Trajectory, Policy]]:
+def played(run: Run, episodes: int | None, device: torch.device | str | None) -> Iterator[tuple[Trajectory, Policy]]:
     """So many test episodes of a run (None: what its config says, or all that there are), played greedily in parts."""
     chosen, domain = pick_device(device), run.config.build_domain()
     policy = load_policy(run.path).to(chosen)
@@ -159,16 +93,9 @@ def _played(run: Run, episodes: int | None, device: torch.device | str | None) -
     count = episode_count(domain, "test", episodes or run.config.evaluation.episodes)
     at_once = min(AT_ONCE, count)
     for begin in range(0, count, at_once):
-        played = player.play(torch.arange(begin, begin + at_once), split_seed("test", 0))
-        yield played.map(lambda x, kept=count - begin: x[:kept]), policy
-
-
-@torch.no_grad()
-def _hidden(policy: Policy, played: Trajectory) -> Floats:
-    """‖h_T‖ at the last real step of each window."""
-    h_BTD, valid_BT = policy.eval().features(policy.spec.clock.batch(played)), played.valid
-    row_B = torch.arange(len(h_BTD), device=h_BTD.device)
-    return h_BTD[row_B, valid_BT.sum(1) - 1].norm(dim=-1).double().cpu().numpy()
+        with precision(run.config.train.precision):
+            found = player.play(torch.arange(begin, begin + at_once), split_seed("test", 0))
+        yield found.map(lambda x, kept=count - begin: x[:kept]), policy
 
 
 def _mean(x_B: Floats, block: float) -> dict[str, Any]:

@@ -1,0 +1,118 @@
+"""All arithmetic of a step of the sepsis world in one launch (Triton); the slow twin is `SepsisSimulator.step`."""
+
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from uat.domains.sepsis import world as equations
+from uat.domains.sepsis.treatment import FREE_REPEATS
+
+if TYPE_CHECKING:
+    from uat.domains.sepsis.world import SepsisSimulator, World
+
+BLOCK = 8
+CONSTANTS = (
+    *("SOFA_WEIGHT", "LACTATE_WEIGHT", "DEATH_CHANCE", "DEATH_SOFA", "DEATH_LACTATE"),
+    *("RECOVERY_CHANCE", "RECOVERY_LEVEL"),
+)
+"""Of the world's module, by the same names."""
+
+
+class Treated(NamedTuple):
+    """Where the patients are after their treatment, what that earned, and what is seen of them then."""
+
+    state_B3: Tensor
+    repeats_B: Tensor
+    ended_B: Tensor
+    reward_B: Tensor
+    over_B: Tensor
+    """Where this step was the last: the patient died or recovered."""
+    obs_BO: Tensor
+    clinical_BF: Tensor
+
+
+def treat(simulator: SepsisSimulator, world: World, action_B: Tensor) -> Treated:
+    """One step of every world."""
+    t, physiology, start_BF = world.t, simulator.physiology, world.start_BF
+    (streams, columns), components = start_BF.shape, simulator.moving_3O.shape[1]
+    treated = Treated(
+        torch.empty_like(world.state_B3),
+        torch.empty_like(world.repeats_B),
+        torch.empty_like(world.ended_B),
+        world.state_B3.new_empty(streams),
+        torch.empty_like(world.ended_B),
+        world.still_BO.new_empty(streams, components),
+        torch.empty_like(start_BF),
+    )
+    regime_B, shock_B3 = world.regime_BT[:, t], world.shock_BT3[:, t]
+    fate_B, blur_BO = world.fate_BT[:, t], world.blur_BTO[:, t + 1]
+    cast(Any, _treat)[(triton.cdiv(streams, BLOCK),)](
+        action_B, world.state_B3, world.last_B, world.repeats_B, world.ended_B, regime_B, shock_B3, fate_B, blur_BO,
+        world.still_BO, start_BF, physiology.effect_RA, physiology.direction_3, physiology.reversion_3,
+        simulator.moving_3O, simulator.dynamic, *treated, streams,
+        regime_B.stride(0), shock_B3.stride(0), fate_B.stride(0), blur_BO.stride(0),
+        LOG_RESISTANCE=math.log(simulator.config.resistance), FREE=FREE_REPEATS,
+        **{name: getattr(equations, name) for name in CONSTANTS}, A=physiology.effect_RA.shape[1],
+        WIDTH=components, ROOM=triton.next_power_of_2(components), F=columns, F_ROOM=triton.next_power_of_2(columns),
+        BLOCK=BLOCK, num_warps=2,
+    )  # fmt: skip
+    return treated
+
+
+@triton.jit
+def _treat(
+    action_ptr, state_ptr, last_ptr, repeats_ptr, ended_ptr, regime_ptr, shock_ptr, fate_ptr, blur_ptr,
+    still_ptr, start_ptr, effect_ptr, direction_ptr, reversion_ptr, moving_ptr, dynamic_ptr,
+    to_state, to_repeats, to_ended, to_reward, to_over, to_obs, to_clinical, B,
+    regime_stride, shock_stride, fate_stride, blur_stride,
+    LOG_RESISTANCE: tl.constexpr, FREE: tl.constexpr, SOFA_WEIGHT: tl.constexpr, LACTATE_WEIGHT: tl.constexpr,
+    DEATH_CHANCE: tl.constexpr, DEATH_SOFA: tl.constexpr, DEATH_LACTATE: tl.constexpr,
+    RECOVERY_CHANCE: tl.constexpr, RECOVERY_LEVEL: tl.constexpr, A: tl.constexpr,
+    WIDTH: tl.constexpr, ROOM: tl.constexpr, F: tl.constexpr, F_ROOM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    b, o, f = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, ROOM), tl.arange(0, F_ROOM)
+    live = b < B
+    seen, known = live[:, None] & (o < WIDTH)[None, :], live[:, None] & (f < F)[None, :]
+    action = tl.load(action_ptr + b, mask=live, other=0)
+    again = action == tl.load(last_ptr + b, mask=live, other=-1)
+    repeats = tl.where(again, tl.load(repeats_ptr + b, mask=live, other=0) + 1, 1)
+    ended = tl.load(ended_ptr + b, mask=live, other=1) != 0
+    effect = tl.load(effect_ptr + tl.load(regime_ptr + b * regime_stride, mask=live, other=0) * A + action, mask=live)
+    worn = tl.exp(LOG_RESISTANCE * tl.maximum(repeats - FREE, 0).to(tl.float32))
+    push = effect * tl.where(effect > 0, worn, 1.0)
+
+    obs = tl.load(still_ptr + b[:, None] * WIDTH + o[None, :], mask=seen, other=0.0)
+    obs += tl.load(blur_ptr + b[:, None] * blur_stride + o[None, :], mask=seen, other=0.0)
+    clinical = tl.load(start_ptr + b[:, None] * F + f[None, :], mask=known, other=0.0)
+    reward, sofa, lactate = push * 0.0, push * 0.0, push * 0.0
+    for i in tl.static_range(3):
+        old = tl.load(state_ptr + b * 3 + i, mask=live, other=0.0)
+        new = old + tl.load(reversion_ptr + i) * (0.5 - old) + push * tl.load(direction_ptr + i)
+        new += tl.load(shock_ptr + b * shock_stride + i, mask=live, other=0.0)
+        new = tl.where(ended, old, tl.minimum(tl.maximum(new, 0.0), 1.0))
+        tl.store(to_state + b * 3 + i, new, mask=live)
+        z = (new - 0.5) / 0.2
+        obs += z[:, None] * tl.load(moving_ptr + i * WIDTH + o, mask=o < WIDTH, other=0.0)[None, :]
+        clinical = tl.where((f == tl.load(dynamic_ptr + i))[None, :], z[:, None], clinical)
+        if i == 0:
+            sofa, reward = new, reward + SOFA_WEIGHT * (old - new)
+        if i == 1:
+            lactate, reward = new, reward + LACTATE_WEIGHT * (old - new)
+
+    fate = tl.load(fate_ptr + b * fate_stride, mask=live, other=1.0)
+    died = (sofa > DEATH_SOFA) & (lactate > DEATH_LACTATE) & (fate < DEATH_CHANCE) & ~ended
+    well = (sofa < RECOVERY_LEVEL) & (lactate < RECOVERY_LEVEL) & (fate < RECOVERY_CHANCE) & ~ended
+    over = died | well
+    tl.store(to_repeats + b, repeats, mask=live)
+    tl.store(to_ended + b, ended | over, mask=live)
+    tl.store(to_reward + b, reward + well.to(tl.float32) - died.to(tl.float32), mask=live)
+    tl.store(to_over + b, over, mask=live)
+    tl.store(to_obs + b[:, None] * WIDTH + o[None, :], obs, mask=seen)
+    tl.store(to_clinical + b[:, None] * F + f[None, :], clinical, mask=known)
