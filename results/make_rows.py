@@ -44,7 +44,7 @@ def main() -> None:
     cells = sweep.cells(args.preset, args.seeds, chosen)
     summing = Summing()
     run([*references(cells, measured(results)), *jobs(cells, seeds_together=True)], InProcess(), results, summing)
-    conclude(cells, results)
+    conclude(results)
     rows = read(results.file("scores", args.domain))
     if folder.suffix == ".jsonl":
         merge(folder, rows, SCORE_KEY)

@@ -127,6 +127,8 @@ def test_settings_of_another_method_are_no_flags(capsys: Captured) -> None:
         ("trian darkroom", "unknown command 'trian'; did you mean 'train'?"),
         ("--verison", "--verison"),
         ("train", "name a domain"),
+        ("data check", "uat data needs NAME and PATH; see uat data --help"),
+        ("reproduce", "uat reproduce needs STUDY; see uat reproduce --help"),
         ("train darkrom", "unknown domain 'darkrom'; did you mean 'darkroom'?"),
         ("train darkroom --method uta", "unknown method 'uta'; did you mean 'uat'?"),
         ("train darkroom --method=vanila", "unknown method 'vanila'; did you mean 'vanilla'?"),

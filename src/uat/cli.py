@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import io
+import itertools
 import json
 import re
 import sys
@@ -402,6 +403,8 @@ def one_sentence(framed: str, prog: str) -> str:
     start = next(
         (i for i, line in enumerate(lines) if set(line) == {"-"}), 0
     )  # a plain frame has its title above a rule
+    if lacking := required_names(framed):
+        return f"{prog} needs {' and '.join(lacking)}; see {prog} --help"
     paragraphs: list[list[str]] = [[]]
     for line in lines[start + 1 :]:
         if line and set(line) <= {"─", "-"}:
@@ -411,6 +414,15 @@ def one_sentence(framed: str, prog: str) -> str:
     said = re.sub(r"^Error parsing \w+: ", "", " ".join(paragraphs[0]).rstrip("."))
     close = next((p[1].split()[0] for p in paragraphs if p and p[0].startswith("Perhaps you meant") and p[1:]), None)
     return f"{said}; did you mean {close}?" if close else f"{said}; see {prog} --help"
+
+
+def required_names(framed: str) -> list[str]:
+    """Which arguments tyro's message says are missing: indented once, where what they mean is indented twice."""
+    lines = [line.strip("│|+").rstrip() for line in framed.splitlines()]
+    depths = [len(line) - len(line.lstrip()) for line in lines]
+    first = next((i for i, line in enumerate(lines) if line.lstrip().startswith("Missing from ")), len(lines) - 1)
+    said = itertools.takewhile(lambda i: set(lines[i]) - set(" ─-"), range(first + 1, len(lines)))
+    return [lines[i].strip() for i in said if depths[i] == depths[first] + 4]
 
 
 def best_epoch(run: Run) -> dict[str, Any]:

@@ -167,26 +167,32 @@ def test_suspensions_missing_bars_and_empty_days_go_through_unharmed(tmp_path: P
 # ---------------------------------------------------------------- what may be known when
 
 
-@pytest.mark.parametrize("method", ["uat", "adt"])
-def test_the_future_changes_no_earlier_feature_weight_or_score(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("method", "lag"), [("uat", 0), ("uat", 1), ("adt", 0), ("adt", 2)])
+def test_the_future_changes_no_earlier_feature_weight_or_score(
+    method: str, lag: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a decision that is traded later earns is not told before it is known."""
+    config = replace(CONFIG, execution_lag=lag)
+    found = load(config.data, config.suspensions, config.days, config.protocol)
+
     def spoilt(day: int) -> tuple[Market, ...]:
         """The first market, with every bar after a decision day of test changed."""
         first = generate("us", replace(SIZES["us"], days=260)).bars
-        after = first.date > markets()[0].date_T[day]
+        after = first.date > found[0].date_T[day]
         for name in ("open", "high", "low", "close", "volume"):
             getattr(first, name)[after] *= np.random.default_rng(1).uniform(1.5, 2.0, after.sum())
         first.high[after] *= 2
-        return features.prepare("us", align(first), CONFIG.protocol), *markets()[1:]
+        return features.prepare("us", align(first), config.protocol), *found[1:]
 
-    day = markets()[0].splits["test"].start + 12
-    agent, before = policy(method), play(simulator(), policy(method), 30)
+    day, agent = found[0].splits["test"].start + 12, policy(method, config)
+    before = play(simulator(execution_lag=lag), agent, 30)
     monkeypatch.setattr(world, "load", lambda *_: spoilt(day))
-    after = play(simulator(), agent, 30)
+    after = play(simulator(execution_lag=lag), agent, 30)
     differs = {"obs": 0, "action": 0, "reward": 0}
     for episode in range(0, 30, 3):  # of the first market: window episode / 3
         for t in range(10):
             at = episode // 3 + t
-            for name, known in (("obs", 12), ("action", 12), ("reward", 11)):
+            for name, known in (("obs", 12), ("action", 12), ("reward", 11 - lag)):
                 same = torch.equal(getattr(before, name)[episode, t], getattr(after, name)[episode, t])
                 assert same or at > known, (name, episode, t)
                 differs[name] += not same

@@ -18,6 +18,7 @@ from uat.config import override
 from uat.domains.darkroom import DarkRoomConfig
 from uat.domains.darkroom.filter import DarkRoomFilter
 from uat.domains.darkroom.world import DarkRoomSimulator
+from uat.domains.movielens import MovieLens, MovieLensConfig
 from uat.evaluation.auditing import Audit, difference, divergence, two_decisions
 from uat.methods import METHODS
 from uat.recipes import recipe
@@ -130,6 +131,16 @@ def test_the_dark_room_is_feedback_informative_and_the_filter_says_by_what() -> 
         assert found.witnesses >= 1
         assert found.told_apart == apart
         assert "feedback-informative" in found.sentence()
+
+
+def test_a_reference_that_reads_whole_episodes_is_told_the_other_feedback_too() -> None:
+    """Short episodes, so that rewards of one can happen in another."""
+    domain = MovieLens(MovieLensConfig(horizon=2, delay=0, users=300, items=300))
+    for method, apart in (("vanilla", 0.0), ("uat", 1.0)):
+        policy = build_random(method, domain.spec, dtype=torch.float32)
+        found = uat.audit(policy, domain.simulator("test", "cpu"), reference=domain.references()["ceiling"])
+        assert found.informative
+        assert found.told_apart == apart
 
 
 def test_a_channel_that_carries_nothing_makes_no_difference_to_what_is_told(tmp_path: Path, capsys: Any) -> None:

@@ -19,7 +19,7 @@ from uat.data.markets import prepared
 from uat.data.markets.synthetic import Size, generate
 from uat.report.__main__ import main as plain_main
 from uat.report.figures import draw_gate
-from uat.report.rows import Rows, chosen_data, of_data, split_data
+from uat.report.rows import Rows, chosen_data, of_data, of_one_device, split_data
 from uat.report.sections import (
     boundary_table,
     efficiency_table,
@@ -111,6 +111,14 @@ def test_sensitivity_takes_the_default_from_the_recipes_rows() -> None:
     assert [row[:2] for row in table.rows] == [["λ = 0.5", "0.700"], ["λ = 0.8", "0.800"], ["d_u = 16", "0.800"]]
 
 
+def test_costs_of_several_devices_are_not_mixed() -> None:
+    about = {"method": "uat", "domain": "darkroom", "batch": 8, "preset": "paper"}
+    measured = [("GPU", "step_ms", 0.5), ("GPU", "training_peak_mib", 9.0), ("CPU", "step_ms", 7.0)]
+    timings = [{**about, "device": device, "metric": metric, "value": value} for device, metric, value in measured]
+    assert of_one_device(timings) == timings[:2]
+    assert of_one_device([]) == []
+
+
 def test_a_users_data_go_before_the_embedded_ones() -> None:
     assert split_data("data=hsi,cost=0.1") == ("hsi", "cost=0.1")
     assert split_data("path=ml-1m") == ("ml-1m", "default")
@@ -121,6 +129,9 @@ def test_a_users_data_go_before_the_embedded_ones() -> None:
     kept = of_data(found, data)
     assert len(kept) == 1 + len(TWO_SEEDS)
     assert kept[0]["setting"] == "delay=3"
+    two = [score(method, 0.5, domain="markets", task="joint") for method in ("uat", "vanilla")]
+    gate = score("uat", 0.4, domain="markets", task="joint", setting="data=hsi")
+    assert chosen_data([*two, gate]) == {}  # one market of one figure does not take the place of all the others
 
 
 @pytest.mark.parametrize(("p", "said"), [(0.4, "None of these 1"), (0.01, "1 of these 1")])
@@ -202,10 +213,13 @@ def test_mistakes_are_one_sentence(tmp_path: Path, capsys: Captured, results: Pa
     (tmp_path / "empty").mkdir()
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "x.jsonl").write_text("no row\n")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"epoch": 1}\n')
     for argv, said in (
         ([str(tmp_path / "nowhere")], "is not a folder of results"),
         ([str(tmp_path / "empty")], "holds no rows"),
         ([str(tmp_path / "bad")], "is not a file of rows"),
+        ([str(tmp_path / "run")], "holds rows without domain, task, setting"),
         ([str(results), "--preset", "papper"], "did you mean 'paper'?"),
     ):
         for run in (plain_main, lambda a: main(["report", *a])):

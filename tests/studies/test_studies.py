@@ -11,22 +11,28 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
+import torch
 
 import uat
 from tests.builders import call
 from uat.cli import main
 from uat.domains import DOMAINS
 from uat.methods import METHODS
-from uat.studies import STUDIES, Reproduce, reproduce, work
+from uat.runs import Run
+from uat.studies import STUDIES, Reproduce, efficiency, executors, reproduce, work
 from uat.studies.__main__ import main as plain_main
 from uat.studies.cells import Filter, jobs
 from uat.studies.files import Results, read
+from uat.studies.probes import seen
 from uat.studies.reproduce import cells_of, references
+from uat.studies.work import Note
 from uat.training.epoch import Epoch
-from uat.training.progress import Board
+from uat.training.progress import Board, Progress
+from uat.training.trainer import Trainer
 
 TINY = ("domain.horizon=5", "domain.size=4", "train.epochs=2", "train.validate_every=1", "evaluation.episodes=4")
 Captured = pytest.CaptureFixture[str]
@@ -120,6 +126,73 @@ def test_a_killed_grid_goes_on_and_no_cell_is_done_twice(tmp_path: Path, monkeyp
         assert Results(straight.folder).read(kind) == Results(options.folder).read(kind) != []
 
 
+def test_a_smaller_grid_leaves_the_intervals_and_pairs_of_the_larger_one(tmp_path: Path) -> None:
+    """One seed and two methods of what is there: intervals stay those of all seeds, Holm's rule that of all pairs."""
+    reproduce(tiny(tmp_path, seeds=(0, 1)))
+    before = {kind: Results(tmp_path).read(kind) for kind in ("intervals", "pairs")}
+    assert {tuple(row["seeds"]) for row in before["pairs"]} == {(0, 1)}
+    reproduce(tiny(tmp_path, seeds=(0,), methods=("vanilla", "uat")))
+    assert {kind: Results(tmp_path).read(kind) for kind in before} == before
+
+
+def test_scores_of_weights_that_are_trained_on_do_not_count(tmp_path: Path) -> None:
+    """Somebody looked at an unfinished run; what it scored then is not what it scores in the end."""
+    options = tiny(tmp_path, methods=("uat",))
+    [cell] = cells_of(options)
+    folder = cell.folder(options.results.runs)
+    trainer = Trainer(Run.create(cell.config, folder), torch.device("cpu"))
+    for _ in zip(range(2), trainer.turns(lambda label, total: Progress()), strict=False):
+        pass  # the first of two epochs is settled when the second begins
+    uat.evaluate(folder, episodes=2, references=False, unfinished=True, device="cpu")
+    assert reproduce(options).failed == {}
+    assert {row["n"] for row in scores(tmp_path)} == {4}
+
+
+def test_a_run_is_scored_once_all_of_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill between the two files of an evaluation leaves a cell to be scored again, not one without intervals."""
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    [cell] = cells_of(tiny(tmp_path, methods=("uat",)))
+    monkeypatch.setattr("uat.evaluation.scores._flat", killed)
+    with pytest.raises(KeyboardInterrupt):
+        work.cell_rows(
+            jobs([cell], seeds_together=False)[0], tmp_path, torch.device("cpu"), Note(tmp_path / "0.json", "")
+        )
+    monkeypatch.undo()
+    assert work.scores_of(cell, tmp_path) is None
+
+
+def test_a_probe_waits_for_both_methods_and_keeps_what_it_has_seen(tmp_path: Path) -> None:
+    """Half of what is compared is no failure; and a smaller grid leaves what was seen of a larger one."""
+    whole = {"study": "mechanism", "methods": (), "seeds": (0, 1)}
+    assert reproduce(tiny(tmp_path, **{**whole, "methods": ("uat",)})).failed == {}
+    assert seen(tmp_path, "attention") is None
+    assert reproduce(tiny(tmp_path, **whole)).failed == {}
+    trace = seen(tmp_path, "attention")
+    assert trace is not None
+    assert len(trace.runs) == 4
+    for fewer in ({"methods": ("uat",)}, {"seeds": (0,)}):
+        assert reproduce(tiny(tmp_path, **{**whole, **fewer})).failed == {}
+        now = seen(tmp_path, "attention")
+        assert now is not None
+        assert now.runs == trace.runs
+
+
+def test_what_methods_cost_is_measured_on_every_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(method: str, preset: str, device: str | None) -> list[dict[str, Any]]:
+        return [{"method": method, "preset": preset, "device": "here", "metric": "step_ms", "value": 1.0}]
+
+    monkeypatch.setattr(efficiency, "measure", measured)
+    monkeypatch.setattr(efficiency, "device_name", lambda device: "here")
+    elsewhere = {"method": "uat", "preset": "smoke", "device": "elsewhere", "metric": "step_ms", "value": 2.0}
+    (tmp_path / "efficiency.jsonl").write_text(json.dumps(elsewhere) + "\n")
+    for _ in range(2):
+        reproduce(tiny(tmp_path, study="efficiency", methods=("uat",)))
+        assert [row["device"] for row in read(tmp_path / "efficiency.jsonl")] == ["elsewhere", "here"]
+
+
 def test_a_failure_is_told_kept_and_tried_again_and_stops_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
@@ -181,6 +254,20 @@ def straight(tmp_path: Path) -> list[dict[str, Any]]:
     options = tiny(tmp_path / "straight", seeds=(0, 1))
     reproduce(options)
     return scores(options.folder)
+
+
+def test_a_worker_computes_on_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the current one there too, on which graphs are captured and kernels launched."""
+    chosen: list[str] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    monkeypatch.setattr(executors, "_place", (0, None))
+    places: SimpleQueue[int] = SimpleQueue()
+    places.put(3)
+    executors._settle_down(places, "cuda")
+    assert executors._place == (3, "cuda:1")
+    assert chosen == ["cuda:1"]
 
 
 @pytest.mark.slow

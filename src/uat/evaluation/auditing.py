@@ -44,6 +44,8 @@ from uat.types import (
     Batch,
     Discrete,
     Items,
+    Reader,
+    Recording,
     Simulator,
     Spec,
     Step,
@@ -56,6 +58,8 @@ CHANNELS = ("observation", "action", "reward")
 FEEDBACK = ("action", "reward")
 FIELDS = {"observation": "obs", "action": "prev_action", "reward": "prev_reward"}
 """Where a channel lies in a batch."""
+HAPPENED = {"observation": "obs", "action": "action", "reward": "reward"}
+"""Where it lies in a trajectory."""
 LOUD = 3.0
 """Rewards from nowhere are normal numbers of so many times the largest one that was told."""
 WITNESSING = 16
@@ -119,10 +123,10 @@ class Audit:
 
 def audit(
     policy: Agent[Any],
-    histories: Simulator[Any] | Trajectory | None = None,
+    histories: Simulator[Any] | Recording | Trajectory | None = None,
     *,
     spec: Spec | None = None,
-    reference: Agent[Any] | None = None,
+    reference: Agent[Any] | Reader | None = None,
     episodes: int = 64,
     draws: int = 2,
     seed: int = 0,
@@ -130,8 +134,8 @@ def audit(
 ) -> Audit:
     """Audit a policy, ours or anybody's (see the module).
 
-    histories: a simulator, in which the policy plays; logged episodes; unset: random ones. They should look like what
-        the policy meets, since divergences are means over them.
+    histories: a simulator, in which the policy plays; recorded or logged episodes; unset: random ones. They should
+        look like what the policy meets, since divergences are means over them.
     spec: the decision problem, for policies that do not say `.spec`.
     reference: who decides best, to say whether the process is feedback-informative: a domain's Bayes filter.
     draws: how often each channel is resampled.
@@ -170,12 +174,13 @@ def audit_run(
 # ---------------------------------------------------------------- histories
 
 
-def play(policy: Agent[Any], simulator: Simulator[Any], episodes: int, seed: int) -> Trajectory:
-    """What a policy meets where it samples its actions: feedback differs more than under its arg-max."""
+def play(policy: Agent[Any], simulator: Simulator[Any] | Recording, episodes: int, seed: int) -> Trajectory:
+    """What a policy meets where it samples its actions: feedback differs more than under its arg-max. Nobody plays
+    recorded episodes."""
     spec, ids = simulator.spec, torch.arange(episodes)
     noise, gumbel_BTA = simulator.noise(ids, seed), None
-    if hasattr(simulator, "trajectory"):  # recorded episodes, which nobody plays
-        return simulator.trajectory(noise)  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(simulator, Recording):
+        return simulator.trajectory(noise)
     if isinstance(spec.action, Discrete):
         device = next(iter(noise.values())).device
         flat = gumbel(seed, "audit", ids.to(device), spec.horizon * spec.action.count)
@@ -274,7 +279,7 @@ class _Auditor:
     draws: int
     generator: torch.Generator
 
-    def audit(self, reference: Agent[Any] | None) -> Audit:
+    def audit(self, reference: Agent[Any] | Reader | None) -> Audit:
         batch = self.spec.clock.batch(self.happened)
         before = answers(self.policy, batch)
         found = {channel: self._dependence(channel, batch, before) for channel in CHANNELS}
@@ -342,7 +347,7 @@ class _Auditor:
             partner_B[order] = order.roll(1)  # one cycle through all
             yield partner_B.to(batch.valid.device)
 
-    def _witnesses(self, reference: Agent[Any]) -> list[tuple[int, int]]:
+    def _witnesses(self, reference: Agent[Any] | Reader) -> list[tuple[int, int]]:
         """How often the reference decides otherwise after other feedback, and how often of these the policy answers
         otherwise too. The reference is told what happened; the policy what its channel tells."""
         few = self.happened.map(lambda x: x[:WITNESSING])
@@ -370,6 +375,10 @@ def decisions(reference: Any, batch: Batch, facts: dict[str, Tensor]) -> Tensor:
 
 
 def exchanged(batch: Batch, channels: tuple[str, ...], partner_B: Tensor) -> Batch:
-    """Some channels of another episode each, and the steps that are real in both."""
-    taken = {FIELDS[channel]: getattr(batch, FIELDS[channel])[partner_B] for channel in channels}
+    """Some channels of another episode each, and the steps that are real in both. What happened goes along, for
+    references that read it there."""
+    taken: dict[str, Any] = {FIELDS[channel]: getattr(batch, FIELDS[channel])[partner_B] for channel in channels}
+    if batch.happened is not None:
+        own = {HAPPENED[channel]: getattr(batch.happened, HAPPENED[channel])[partner_B] for channel in channels}
+        taken["happened"] = replace(batch.happened, **own)
     return replace(batch, valid=batch.valid & batch.valid[partner_B], **taken)

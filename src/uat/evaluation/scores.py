@@ -76,8 +76,8 @@ def evaluate(
         if references:
             found |= reference_episodes(run, count, chosen)
     scores = [row for method, metrics in found.items() for row in rows_of(config, domain, method, metrics)]
-    run.write_rows("scores.jsonl", [asdict(score) for score in scores])
     write_tensors(run.file("episodes.safetensors"), _flat(found), {"split": "test"})
+    run.write_rows("scores.jsonl", [asdict(score) for score in scores])  # last: a run that has rows has all of it
     return Evaluation(scores, found, config, finished=missing is None)
 
 

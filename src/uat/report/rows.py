@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -74,7 +75,7 @@ class Rows:
             scores=of_data(scores, data),
             intervals=of_data(intervals, data),
             pairs=of_data(results.read("pairs"), data),
-            timings=read(folder / "efficiency.jsonl"),
+            timings=of_one_device(read(folder / "efficiency.jsonl")),
             published=published(),
             folder=folder,
             data=data,
@@ -172,12 +173,11 @@ def split_data(setting: str) -> tuple[str, str]:
 
 
 def chosen_data(scores: Iterable[Row]) -> dict[str, str]:
-    """Domain -> the data that most of its rows are of; a user's own go before the embedded ones."""
-    count: dict[str, dict[str, int]] = {}
+    """Domain -> the data on which most methods were measured; of as many, a user's own go before the embedded ones."""
+    methods: dict[str, dict[str, set[str]]] = {}
     for row in scores:
-        own, name = count.setdefault(row["domain"], {}), split_data(row["setting"])[0]
-        own[name] = own.get(name, 0) + 1
-    chosen = {domain: max(own, key=lambda name: (name != "", own[name])) for domain, own in count.items()}
+        methods.setdefault(row["domain"], {}).setdefault(split_data(row["setting"])[0], set()).add(row["method"])
+    chosen = {domain: max(own, key=lambda name: (len(own[name]), name != "")) for domain, own in methods.items()}
     return {domain: name for domain, name in chosen.items() if name}
 
 
@@ -189,6 +189,12 @@ def of_data(rows: Iterable[Row], data: Mapping[str, str]) -> list[dict[str, Any]
         if name == data.get(row["domain"], ""):
             found.append({**row, "setting": rest})
     return found
+
+
+def of_one_device(timings: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Time and memory of the device on which most was measured: numbers of two are not compared."""
+    count = Counter(row["device"] for row in timings)
+    return [row for row in timings if row["device"] == max(count, key=lambda device: count[device])]
 
 
 def published() -> list[dict[str, Any]]:

@@ -33,10 +33,15 @@ def measure(method: str, preset: str, device: str | None) -> list[dict[str, Any]
     """One row per metric of one method."""
     chosen, config = pick_device(device), recipe(DOMAIN, method, preset)
     about = {"method": method, "domain": DOMAIN, "batch": config.train.batch_size, "preset": preset}
-    about |= {"device": manifest(chosen)["device"], "precision": config.train.precision}
+    about |= {"device": device_name(device), "precision": config.train.precision}
     with precision(config.train.precision), seeded(0, chosen):
         found = {**_training(config, chosen), **_acting(config, chosen)}
     return [{**about, "metric": name, "value": value} for name, value in found.items()]
+
+
+def device_name(device: str | None) -> str:
+    """What rows call the device."""
+    return manifest(pick_device(device))["device"]
 
 
 def _training(config: RunConfig, device: torch.device) -> dict[str, float]:

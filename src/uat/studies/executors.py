@@ -95,7 +95,10 @@ def _settle_down(places: Any, device: str | None) -> None:
     global _place
     place = places.get()
     on_gpu = device == "cuda" or (device is None and torch.cuda.is_available())
-    _place = (place, f"cuda:{place % torch.cuda.device_count()}" if on_gpu else device)
+    if on_gpu:
+        device = f"cuda:{place % torch.cuda.device_count()}"
+        torch.cuda.set_device(device)  # graphs are captured and kernels launched on the current one
+    _place = (place, device)
     torch.set_num_threads(1)
 
 

@@ -52,7 +52,10 @@ class Results:
         """All rows of a kind, of every domain."""
         folder = self.path if kind == "scores" else self.path / kind
         files = sorted(file for file in folder.glob("*.jsonl") if file.stem != "efficiency")
-        return [row for file in files for row in read(file)]
+        rows = [(file, row) for file in files for row in read(file)]
+        if kind == "scores" and (wrong := next((file for file, row in rows if not row.keys() >= set(SCORE_KEY)), None)):
+            raise ValueError(f"{wrong} holds rows without {', '.join(SCORE_KEY)}: {self.path} is no folder of results")
+        return [row for _, row in rows]
 
 
 def read(file: Path) -> list[Row]:

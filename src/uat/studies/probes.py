@@ -107,10 +107,10 @@ def file_of(folder: Path, name: str) -> Path:
 
 
 def look(name: str, runs: Runs, folder: Path, device: torch.device) -> None:
-    """Let a probe look at these runs, unless it has looked at the same ones."""
+    """Let a probe look at these runs, unless it has looked at all of them before, perhaps beside others."""
     identities = sorted(run.config.identity() for own in runs.values() for run in own)
     old = seen(folder, name)
-    if old is None or list(old.runs) != identities:
+    if old is None or not set(identities) <= set(old.runs):
         found = PROBES[name](runs, device)
         write_tensors(file_of(folder, name), found.arrays, {"rows": found.rows, "runs": identities})
 

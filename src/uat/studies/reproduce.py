@@ -15,7 +15,8 @@ import torch
 from uat.evaluation.comparison import Group, compare, run_groups
 from uat.evaluation.scores import Evaluation, read_evaluation
 from uat.evaluation.statistics import Pair, holm, paired
-from uat.runs import Run, read_tensors
+from uat.methods import METHODS
+from uat.runs import Run, RunError, read_tensors
 from uat.studies import efficiency
 from uat.studies.cells import Cell, jobs, merged
 from uat.studies.estimate import grid_seconds, in_words, seconds
@@ -56,8 +57,8 @@ def reproduce(options: Reproduce, board: Callable[[int], Board] = show_board) ->
     run(tasks, executor_for(options), results, summing, retries=options.retries, board=board)
     if any(study.timed for study in studies):
         time_methods(options, results, summing)
-    conclude(cells, results)
-    look_inside(cells, results, summing, pick_device(options.device))
+    conclude(results)
+    look_inside(cells_of(replace(options, methods=())), results, summing, pick_device(options.device))
     return summing
 
 
@@ -158,7 +159,8 @@ def time_methods(options: Reproduce, results: Results, summing: Summing) -> None
     file = results.path / "efficiency.jsonl"
     if options.domains and efficiency.DOMAIN not in options.domains:
         return
-    there = {row["method"] for row in read(file) if row["preset"] == options.preset}
+    here = (options.preset, efficiency.device_name(options.device))
+    there = {row["method"] for row in read(file) if (row["preset"], row["device"]) == here}
     for method in TIMED:
         if options.filter.wants_method(method) and method not in there:
             print(f"timing {method}", file=sys.stderr, flush=True)
@@ -171,22 +173,33 @@ def time_methods(options: Reproduce, results: Results, summing: Summing) -> None
 # ---------------------------------------------------------------- intervals and pairs
 
 
-def conclude(cells: Sequence[Cell], results: Results) -> None:
-    """Intervals and paired differences, of all cells whose run folders are here."""
-    found: list[Evaluation] = []
-    for cell in cells:
-        folder = cell.folder(results.runs)
-        if (folder / "episodes.safetensors").exists() and (folder / "scores.jsonl").exists():
-            one = read_evaluation(Run.open(folder))
-            found.append(replace(one, episodes={**one.episodes, **reference_numbers(cell, results)}))
+def conclude(results: Results) -> None:
+    """Intervals and paired differences, of all rows whose run folders are here, whichever part was asked for now: a
+    smaller grid must not take the seeds of a larger one out of an interval, nor pairs out of Holm's rule."""
+    found = evaluations(results)
     if not found:
         return
     results.add("intervals", [asdict(row) for row in compare(found)], SUMMARY_KEY)
     results.add("pairs", [asdict(pair) for pair in pairs(run_groups(found))], PAIR_KEY)
 
 
+def evaluations(results: Results) -> list[Evaluation]:
+    """What the run folders hold of the rows, with the references' numbers; methods in the registry's order."""
+    rows = {(row["run"], row["n"]) for row in results.read("scores")}
+    found: dict[str, Evaluation] = {}
+    for folder in sorted(file.parent for file in results.runs.glob("*/scores.jsonl")):
+        with contextlib.suppress(RunError):  # a folder of another version, or one that was never scored to the end
+            one = read_evaluation(Run.open(folder))
+            identity, score = one.config.identity(), one.scores[0]
+            if (identity, score.n) in rows:
+                own = Cell(config=one.config, task=score.task)
+                found[identity] = replace(one, episodes={**one.episodes, **reference_numbers(own, results)})
+    order = list(METHODS)
+    return sorted(found.values(), key=lambda one: order.index(one.config.method_name))
+
+
 def look_inside(cells: Sequence[Cell], results: Results, summing: Summing, device: torch.device) -> None:
-    """Let each probe look at the runs that are here, the same seeds of every method."""
+    """Let each probe look at the runs that are here, the same seeds of every method; it waits until all methods are."""
     for probe in sorted({probe for cell in cells for probe in cell.probes}):
         own = [cell for cell in cells if probe in cell.probes]
         ready = [cell for cell in own if (cell.folder(results.runs) / "scores.jsonl").exists()]

@@ -136,6 +136,7 @@ class Trainer:
         """Train, and pause wherever the device has work and another training may hand over its own."""
         if self.standing.finished:
             return
+        self.run.file("scores.jsonl").unlink(missing_ok=True)  # of weights that will not be the last
         with tensorboard(self.run, after=self.standing.total) as write:
             for index, phase in enumerate(self.learner.phases()):
                 if index >= self.standing.phase:

@@ -54,7 +54,7 @@ class MarketsConfig:
     cost: float = 0.0
     """What trading costs, per unit of money traded in assets."""
     execution_lag: int = 0
-    """Days between a decision and the close at which it is traded."""
+    """Days between a decision and the close at which it is traded; what it earns is told as much later."""
     train_share: float = 0.8
     """The training segment's share of the decision days; the rest is test."""
     validation_share: float = 0.15
@@ -88,6 +88,7 @@ class MarketsConfig:
             obs=Assets(self.max_assets, len(NAMES)),
             action=Weights(self.max_assets + 1),
             horizon=self.horizon,
+            reward_lag=1 + self.execution_lag,
             reward_scale=self.reward_scale,
             extras={"relative": (self.max_assets + 1,)},
         )

@@ -6,6 +6,7 @@ Axes: B episodes, T time.
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -43,6 +44,8 @@ class Sepsis:
         self.spec = config.spec
         self.task = "regimes"
         changed = {f.name: getattr(config, f.name) for f in fields(config) if getattr(config, f.name) != f.default}
+        if config.cohort is not None:
+            changed["cohort"] = Path(config.cohort).stem  # by its name, wherever it lies
         self.setting = ",".join(f"{name}={value}" for name, value in changed.items()) or "default"
         if config.cohort is not None:
             prepare(config.cohort)  # a file that cannot be used is refused before anything is built on it

@@ -30,9 +30,9 @@ from uat.training.surroundings import pick_device
 from uat.types import Batch, Trajectory
 
 STEPS, SHIFTS, EPISODES = 150, (50, 100), 32
+"""One episode of 150 steps with two shifts, 32 of them."""
 QUANTITIES: dict[str, int | None] = {"post_shift_mass": None, "early_post_shift_mass": 15}
 """What is measured of the maps: by all steps after a shift, and by the first of them."""
-"""One episode of 150 steps with two shifts, 32 of them."""
 Floats = NDArray[np.float64]
 
 
