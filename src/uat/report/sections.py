@@ -375,7 +375,7 @@ def attention_table(rows: Rows) -> Table | None:
     ]
     return Table(
         name="mechanism-attention",
-        title="darkroom: attention that steps after a shift pay to steps after it",
+        title=f"darkroom, {seen.rows[0]['task']}: attention that steps after a shift pay to steps after it",
         note="Mean over layers and heads. Even: what equal attention to all of the past would give.",
         head=["policy and shift", "mass", "95 % interval", "even"],
         rows=body,
