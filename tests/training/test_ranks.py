@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import uat
+from uat.studies.__main__ import main
 from uat.training.ranks import Ranks
 
 SMALL = {
@@ -48,6 +49,22 @@ def test_two_processes_have_the_loss_curve_of_one(tmp_path: Path) -> None:
     weights = [uat.load(tmp_path / name).state_dict() for name in ("one", "two")]
     for name, tensor in weights[0].items():
         torch.testing.assert_close(weights[1][name], tensor, atol=1e-4, rtol=1e-3)
+
+
+def test_sums_keep_what_is_not_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks that hold the same: counts, which are whole, go first, and losses are not cut off."""
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda flat: flat.mul_(2))
+    count, loss = Ranks(0, 2).sum([torch.tensor(3), torch.tensor([0.25, 0.5])])
+    assert count.dtype == torch.int64
+    assert count.item() == 6
+    assert loss.tolist() == [0.5, 1.0]
+
+
+def test_a_grid_is_not_started_by_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit) as stopped:
+        main(["main", "--preset", "smoke", "--dry-run"])
+    assert stopped.value.code == 2
 
 
 def test_shares_cover_a_batch_once() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from uat.evaluation.tables import columns
 from uat.studies.options import Reproduce
 from uat.studies.reproduce import plan, reproduce
+from uat.training.ranks import launched
 
 
 def command(options: Reproduce, report: Callable[[Reproduce], str | None] = lambda options: None) -> int:
@@ -16,6 +17,10 @@ def command(options: Reproduce, report: Callable[[Reproduce], str | None] = lamb
 
     report: makes a page of the results and says where it is; None if it cannot.
     """
+    if launched().count > 1:
+        raise ValueError(
+            "torchrun is for one large training (uat train); a grid hands out its cells itself: start it once"
+        )
     if options.dry_run:
         rows = plan(options)
         print(json.dumps(rows, indent=2) if options.json else columns(rows))

@@ -38,13 +38,13 @@ class Ranks:
         return ids if self.count == 1 else ids.chunk(self.count)[self.rank]
 
     def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Each tensor added up over all ranks: one message for all of them."""
+        """Each tensor added up over all ranks: one message for all of them, in the widest of their types."""
         if self.count == 1 or not tensors:
             return list(tensors)
-        flat = torch.cat([tensor.detach().reshape(-1).to(tensors[0].dtype) for tensor in tensors])
+        flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
         dist.all_reduce(flat)
         parts = flat.split([tensor.numel() for tensor in tensors])
-        return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
+        return [part.view_as(tensor).to(tensor.dtype) for part, tensor in zip(parts, tensors, strict=True)]
 
     def agreed(self, numbers: dict[str, Tensor]) -> dict[str, Tensor]:
         """What the first rank says of these numbers."""
