@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from uat.data.contents import checksum
 from uat.domains.darkroom import DarkRoom, DarkRoomConfig
 from uat.domains.domain import Domain, Split, block_length, episode_count, rivals, split_seed, summarised
 from uat.domains.markets import Markets, MarketsConfig
@@ -37,8 +38,13 @@ class DomainEntry:
     """The setting that chooses the task; None: there is one task."""
     revision: int = 1
     """Raised when the same config starts to mean other worlds, metrics or references."""
-    content: Callable[[Any], Mapping[str, str]] = lambda config: {}
-    """Settings that name files, with what stands for these files' content in the identity of a run."""
+    files: tuple[str, ...] = ()
+    """Settings that name files of a user's."""
+
+    def content(self, config: Any) -> dict[str, str]:
+        """What stands for the files of a config in the identity of a run; folders, and other kinds, count by name."""
+        named = {name: getattr(config, name) for name in self.files}
+        return {name: found for name, path in named.items() if path and (found := checksum(path))}
 
 
 DOMAINS: dict[str, DomainEntry] = {
@@ -54,6 +60,7 @@ DOMAINS: dict[str, DomainEntry] = {
         config=SepsisConfig,
         tasks=Sepsis.train_tasks,
         summary="treatment whose effect depends on a hidden regime that changes within the episode",
+        files=("cohort",),
     ),
     "markets": DomainEntry(
         build=Markets,
@@ -61,12 +68,13 @@ DOMAINS: dict[str, DomainEntry] = {
         tasks=Markets.train_tasks,
         summary="portfolios of stocks in several markets whose regimes change",
         revision=2,
-        content=lambda config: config.content,
+        files=("data",),
     ),
     "movielens": DomainEntry(
         build=MovieLens,
         config=MovieLensConfig,
         tasks=MovieLens.train_tasks,
         summary="recommendation from logs in which rewards of a hidden preference come late",
+        files=("path",),
     ),
 }

@@ -11,12 +11,10 @@ by whoever reads it, so that every setting of the domain serves it too. Per mark
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import zipfile
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -67,24 +65,6 @@ def read(path: Path) -> dict[str, Bars]:
 def names(path: Path) -> tuple[str, ...]:
     """What the markets are called."""
     return _names(path, _arrays(path))
-
-
-def checksum(path: Path | str) -> str | None:
-    """Names what the file holds, wherever it lies and whatever it is called; None if it is not there."""
-    path = Path(path)
-    if not path.is_file():
-        return None
-    stat = path.stat()
-    return _checksum(path.resolve(), stat.st_size, stat.st_mtime_ns)
-
-
-@lru_cache(maxsize=16)
-def _checksum(path: Path, size: int, changed: int) -> str:
-    found = hashlib.blake2b(digest_size=16)
-    for name, array in sorted(_arrays(path).items()):
-        found.update(f"{name} {array.dtype} {array.shape}".encode())
-        found.update(np.ascontiguousarray(array).tobytes())
-    return found.hexdigest()
 
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:

@@ -26,7 +26,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from uat.data.markets import prepared
 from uat.data.markets.features import Protocol
 from uat.data.markets.indicators import NAMES
 from uat.domains.domain import Split
@@ -92,12 +91,6 @@ class MarketsConfig:
             reward_scale=self.reward_scale,
             extras={"relative": (self.max_assets + 1,)},
         )
-
-    @property
-    def content(self) -> dict[str, str]:
-        """What stands for a prepared file in the identity of a run: its checksum, where the file is there."""
-        found = prepared.checksum(self.data) if prepared.is_prepared(self.data) else None
-        return {"data": found} if found else {}
 
     @property
     def setting(self) -> str:
