@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 
 import pytest
@@ -22,6 +23,13 @@ def test_a_failed_capture_warns_and_gives_nothing(monkeypatch: pytest.MonkeyPatc
         UserWarning, match=r"the rollout cannot be captured .* \(operation not permitted .* launch by launch"
     ):
         assert capture.captured_or_none(lambda: 1, "the rollout") is None
+
+
+def test_nothing_is_collected_while_a_graph_is_recorded() -> None:
+    """The end of an older graph, found among the garbage, would spoil the recording."""
+    with capture._nothing_collected():  # pyright: ignore[reportPrivateUsage]
+        assert not gc.isenabled()
+    assert gc.isenabled()
 
 
 class Curious(DarkRoomSimulator):
