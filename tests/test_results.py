@@ -1,7 +1,6 @@
 """Committed rows: whole, unique, and what anyone can measure again."""
 
 import json
-import runpy
 import shutil
 from dataclasses import fields
 from pathlib import Path
@@ -33,16 +32,6 @@ def test_rows_have_the_keys_of_a_score_and_measure_each_thing_once(file: Path) -
     assert len(set(what)) == len(what)
 
 
-def test_rows_are_made_for_every_task_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = tmp_path / "rows.jsonl"
-    flags = ["--tasks", "cyclic", "abrupt", "--methods", "uat-no-kv", "--preset", "smoke", "--runs", str(tmp_path)]
-    sizes = ["domain.horizon=5", "domain.size=4", "train.epochs=1", "evaluation.episodes=4"]
-    monkeypatch.setattr("sys.argv", ["make_rows.py", "darkroom", *flags, "--out", str(out), "--set", *sizes])
-    runpy.run_path(str(RESULTS / "make_rows.py"), run_name="__main__")
-    found = {(row["method"], row["task"]) for row in rows(out)}
-    assert {("uat-no-kv", "cyclic"), ("uat-no-kv", "abrupt"), ("ceiling", "cyclic")} <= found
-
-
 @pytest.mark.parametrize("folder", CHECKPOINTS, ids=lambda path: path.name)
 def test_a_committed_checkpoint_scores_what_its_row_says(folder: Path, tmp_path: Path) -> None:
     run = uat.Run.open(shutil.copytree(folder, tmp_path / folder.name))
@@ -57,27 +46,6 @@ def test_a_committed_checkpoint_scores_what_its_row_says(folder: Path, tmp_path:
 def test_a_committed_checkpoint_is_small_and_whole(folder: Path) -> None:
     assert (folder / "policy.safetensors").stat().st_size < 1_000_000
     assert uat.load(folder).config == run_config_from_json(json.loads((folder / "config.json").read_text())).method
-
-
-def test_seeds_of_a_method_and_of_one_that_adopts_it_make_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """TENT takes over Vanilla's runs, also where those were not asked for; a second time all is there."""
-    out, sizes = (
-        tmp_path / "rows.jsonl",
-        ["domain.horizon=5", "domain.size=4", "train.epochs=1", "evaluation.episodes=4"],
-    )
-    flags = ["--tasks", "cyclic", "--methods", "tent", "vanilla", "--seeds", "0", "1", "--preset", "smoke"]
-    argv = ["make_rows.py", "darkroom", *flags, "--runs", str(tmp_path), "--out", str(out), "--set", *sizes]
-    for _ in range(2):
-        monkeypatch.setattr("sys.argv", argv)
-        runpy.run_path(str(RESULTS / "make_rows.py"), run_name="__main__")
-        found = [(row["method"], row["seed"]) for row in rows(out) if row["metric"] == "accuracy"]
-        assert sorted(found) == [
-            *((m, 0) for m in ("ceiling", "expert", "random")),
-            *((m, s) for m in ("tent", "vanilla") for s in (0, 1)),
-        ]
-    assert list(tmp_path.glob("darkroom-cyclic-vanilla-1-*/policy.safetensors"))
 
 
 def test_published_numbers_are_of_known_methods_and_each_stands_once() -> None:
