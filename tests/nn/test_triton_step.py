@@ -102,6 +102,8 @@ def test_a_program_serves_several_streams_where_many_policies_share_the_device(m
     assert worst_difference(policy, 19, 2) < 1e-5
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device: the interpreter's arg-max finds an action anyway")
 def test_an_action_is_chosen_also_where_logits_are_no_numbers() -> None:
     policy = build("vanilla")
     with torch.no_grad():
