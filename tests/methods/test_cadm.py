@@ -14,7 +14,7 @@ from tests.builders import SPECS, build, build_random, random_batch, stream
 from tests.methods.offline import Worlds, assert_resumes, batch_of, in_the_dark, learn
 from uat.acting import Behaviour
 from uat.methods.cadm import CaDM, CaDMConfig
-from uat.nn.ensemble import gaussian_nll
+from uat.nn.ensemble import Units, gaussian_nll
 from uat.noise import uniform
 from uat.training import train
 from uat.types import Batch, Discrete, Noise, Spec, Vector
@@ -85,12 +85,13 @@ def predicted(policy: CaDM, batch: Batch, context_BTC: Tensor) -> tuple[Tensor, 
     assert batch.happened is not None
     obs, action = batch.obs, policy.onehot(batch.happened.action)
     errors = []
-    for model, known, asked in (
-        (policy.forwards, obs[:, :-1], obs[:, 1:]),
-        (policy.backwards, obs[:, 1:], obs[:, :-1]),
+    for model, known, asked, way in (
+        (policy.forwards, obs[:, :-1], obs[:, 1:], 1),
+        (policy.backwards, obs[:, 1:], obs[:, :-1], -1),
     ):
-        told = model(torch.cat([known, action[:, :-1], context_BTC[:, :-1]], dim=-1).flatten(0, 1)).mean(0)
-        errors.append((known.flatten(0, 1) + told[:, :2] - asked.flatten(0, 1)).norm(dim=-1).view(len(obs), -1))
+        told = policy.asked(model, *(x.flatten(0, 1) for x in (known, action[:, :-1], context_BTC[:, :-1]))).mean(0)
+        moved = way * policy.moved_units.back(way * told[:, :2])
+        errors.append((known.flatten(0, 1) + moved - asked.flatten(0, 1)).norm(dim=-1).view(len(obs), -1))
     return errors[0], errors[1]
 
 
@@ -146,6 +147,10 @@ def test_a_context_separates_two_regimes(regimes: CaDM) -> None:
 
 
 def test_planning_finds_the_best_first_action(regimes: CaDM) -> None:
+    assert_plans_well(regimes)
+
+
+def assert_plans_well(regimes: CaDM) -> None:
     """The arg-max under the true world, whose regime only the past tells, where it is not nearly a tie."""
     worlds, batch = Regimes(), batch_of(regimes, Regimes(), FRESH)
     assert batch.happened is not None
@@ -214,6 +219,34 @@ def test_the_plan_is_the_best_of_all_plans() -> None:
             returns.append(total)
         best[b, plan[0]] = max(best[b, plan[0]].item(), sum(returns) / len(returns))
     torch.testing.assert_close(policy.plan(obs, context), best)
+
+
+def test_units_are_told_apart_by_what_is_usual() -> None:
+    """Of many batches they are the mean and the deviation; there and back is where one was; padding counts nowhere."""
+    generator, units = torch.Generator().manual_seed(0), Units(2)
+    for _ in range(300):
+        x = torch.randn(200, 2, generator=generator) * torch.tensor([3.0, 0.02]) + torch.tensor([5.0, -1.0])
+        x[100:] = torch.nan
+        units.see(x, torch.arange(200) < 100)
+    assert units.mean_D.tolist() == [pytest.approx(5.0, abs=0.15), pytest.approx(-1.0, abs=0.001)]
+    assert units.spread_D.tolist() == [pytest.approx(3.0, rel=0.05), pytest.approx(0.02, rel=0.05)]
+    torch.testing.assert_close(units.back(units(x[:100])), x[:100])
+
+
+class Bonus(Regimes):
+    """One step in fifty pays 50 more or less, whatever was done."""
+
+    def step(self, world: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        after, obs, reward, done = super().step(world, action)
+        chance = (world[:, 0] * 7919).frac().abs()
+        return after, obs, reward + 50.0 * ((chance < 0.01).float() - (chance > 0.99).float()), done
+
+
+def test_a_rare_bonus_hides_nothing() -> None:
+    """Squared errors would follow the bonus; the plan still finds what each action pays otherwise."""
+    policy = learn("cadm", Bonus(), steps=300, lr=1e-2, **SMALL)
+    assert isinstance(policy, CaDM)
+    assert_plans_well(policy)
 
 
 def test_members_differ() -> None:

@@ -8,8 +8,9 @@ The last K transitions become a context z_t = g(τ_t); ensembles predict with it
   forward    [o_{i+1} - o_i; r_i]  from  (o_i, a_i, z_t)
   backward   o_i - o_{i+1}         from  (o_{i+1}, a_i, z_t)         with weight β
 
-as Gaussians whose likelihood is maximised, so that z_t must hold what stays the same: the regime. To act, every plan
-of h actions is played in the forward model; the logit of an action is the return of the best plan that begins with it.
+in units of what is usual, as densities whose likelihood is maximised, so that z_t must hold what stays the same: the
+regime. To act, every plan of h actions is played in the forward model; the logit of an action is the return of the best
+plan that begins with it.
 
 Differences from the paper
   1. the reward is predicted, and is part of each transition of the
@@ -22,8 +23,9 @@ Differences from the paper
      over members; in the paper particles sample                           test_the_plan_is_the_best_of_all_plans
   5. one context encoder for all members, all members learn from the same
      batch, and only their first weights differ                            test_members_differ
-  6. observations and actions enter as the domain gives them: it has
-     scaled them                                                           test_dynamics_of_a_linear_system_are_found
+  6. numbers are standardised by their mean distance from the mean, in the
+     paper by their deviation, which a rare bonus would decide; and the
+     reward's density is Laplace's, for the same reason                    test_a_rare_bonus_hides_nothing
   7. the log is played by an expert with a share of random actions; in the
      paper by the planner itself, anew after each fit                      test_cadm_learns_from_logs_alone
   8. ends are not predicted: a plan never ends early                       test_the_plan_is_the_best_of_all_plans
@@ -43,7 +45,7 @@ from torch import Tensor, nn
 
 from uat.acting import Behaviour
 from uat.methods.policy import Phase, Policy
-from uat.nn.ensemble import Ensemble, gaussian_nll
+from uat.nn.ensemble import Ensemble, Units, gaussian_nll, laplace_nll
 from uat.types import Assets, Batch, Discrete, Items, Losses, Spec, Step, Vector, blank, masked_sum
 
 MOST_PLANS = 20_000
@@ -95,6 +97,7 @@ class CaDMState:
 
 class CaDM(Policy):
     sees = frozenset({"action", "reward"})
+    revision = 2
     config: CaDMConfig
 
     def __init__(self, spec: Spec, config: CaDMConfig) -> None:
@@ -110,6 +113,7 @@ class CaDM(Policy):
         d_in = self.d_obs + self.num_actions + c.d_context
         widths = (c.context_steps * self.d_transition, c.d_encoder, c.d_encoder // 2, c.d_encoder // 4)
         layers = [layer for a, b in itertools.pairwise(widths) for layer in (nn.Linear(a, b), nn.ReLU())]
+        self.obs_units, self.moved_units, self.reward_units = Units(self.d_obs), Units(self.d_obs), Units(1)
         self.encoder = nn.Sequential(*layers, nn.Linear(widths[-1], c.d_context))
         self.forwards = Ensemble(c.members, d_in, c.d_hidden, c.num_hidden, self.d_obs + 1)
         self.backwards = Ensemble(c.members, d_in, c.d_hidden, c.num_hidden, self.d_obs)
@@ -126,8 +130,9 @@ class CaDM(Policy):
     # ------------------------------------------------------------ context
 
     def transition(self, before: Tensor, action: Tensor, reward: Tensor, after: Tensor) -> Tensor:
-        """[o; a; r; o' - o] (..., F), the action as its one-hot vector."""
-        return torch.cat([before, self.onehot(action), reward[..., None].to(before.dtype), after - before], dim=-1)
+        """[o; a; r; o' - o] (..., F), the action as its one-hot vector, all else in its units."""
+        told, moved = self.reward_units(reward[..., None].to(before.dtype)), self.moved_units(after - before)
+        return torch.cat([self.obs_units(before), self.onehot(action), told, moved], dim=-1)
 
     def onehot(self, action: Tensor) -> Tensor:
         """(..., A); no action is the zero vector."""
@@ -158,27 +163,37 @@ class CaDM(Policy):
             raise ValueError("CaDM learns from what happened: this batch does not say it")
         obs_BTO, valid_BT = self.flat(batch.obs), batch.valid
         goes_on_BT = valid_BT & F.pad(valid_BT[:, 1:], (0, 1))
+        after_BTO = F.pad(obs_BTO[:, 1:], (0, 0, 0, 1))
+        reward_BT1 = self.spec.clock.earned(happened)[..., None].to(obs_BTO.dtype)
+        if self.training:
+            self.obs_units.see(obs_BTO.flatten(0, 1), valid_BT.flatten())
+            self.moved_units.see((after_BTO - obs_BTO).flatten(0, 1), goes_on_BT.flatten())
+            self.reward_units.see(reward_BT1.flatten(0, 1), valid_BT.flatten())
         steps = {
             "before": obs_BTO,
-            "after": F.pad(obs_BTO[:, 1:], (0, 0, 0, 1)),
+            "after": after_BTO,
             "action": self.onehot(blank(happened.action, valid_BT)),
-            "reward": self.spec.clock.earned(happened)[..., None].to(obs_BTO.dtype),
+            "moved": self.moved_units(after_BTO - obs_BTO),
+            "reward": self.reward_units(reward_BT1),
         }
         ahead = {name: self._ahead(x).flatten(0, 2) for name, x in steps.items()}  # (N, ...), N = B T J
         context_BTC = self.features(batch)
         context_NC = context_BTC[:, :, None].expand(-1, -1, self.config.future_steps, -1).flatten(0, 2)
         known_N, real_N = (self._ahead(x[..., None]).flatten() for x in (goes_on_BT, valid_BT))
-        told_MND = self.forwards(torch.cat([ahead["before"], ahead["action"], context_NC], dim=-1))
-        back_MNO = self.backwards(torch.cat([ahead["after"], ahead["action"], context_NC], dim=-1))
-        moved_NO = ahead["after"] - ahead["before"]
-        forward_N = gaussian_nll(told_MND[..., :-1], moved_NO, known_N)
-        reward_N = gaussian_nll(told_MND[..., -1:], ahead["reward"], real_N)
-        backward_N = self.config.backward_weight * gaussian_nll(back_MNO, -moved_NO, known_N)
+        told_MND = self.asked(self.forwards, ahead["before"], ahead["action"], context_NC)
+        back_MNO = self.asked(self.backwards, ahead["after"], ahead["action"], context_NC)
+        forward_N = gaussian_nll(told_MND[..., :-1], ahead["moved"], known_N)
+        reward_N = laplace_nll(told_MND[..., -1:], ahead["reward"], real_N)
+        backward_N = self.config.backward_weight * gaussian_nll(back_MNO, -ahead["moved"], known_N)
         return {
             "forward": masked_sum(forward_N, known_N),
             "reward": masked_sum(reward_N, real_N),
             "backward": masked_sum(backward_N, known_N),
         }
+
+    def asked(self, model: nn.Module, obs: Tensor, action: Tensor, context: Tensor) -> Tensor:
+        """What a model says of this observation, action and context; in units, as it was taught."""
+        return model(torch.cat([self.obs_units(obs), action, context], dim=-1))
 
     def _ahead(self, x_BTX: Tensor) -> Tensor:
         """(B, T, J, X) what x is at t and the J - 1 steps after it; zero, or False, after the last."""
@@ -196,10 +211,10 @@ class CaDM(Policy):
             shape = (members, streams, obs_MBNO.shape[2], self.num_actions)
             before = obs_MBNO[:, :, :, None].expand(*shape, -1)
             context = context_BC[None, :, None, None].expand(*shape, -1)
-            asked = torch.cat([before, self.onehot_AA.expand(*shape, -1), context], dim=-1)
-            told = self.forwards(asked.flatten(1, 3)).view(*shape, -1)
-            obs_MBNO = (before + told[..., :-1]).flatten(2, 3)
-            return_MBN = (return_MBN[..., None] + told[..., -1]).flatten(2, 3)
+            asked = (x.flatten(1, 3) for x in (before, self.onehot_AA.expand(*shape, -1), context))
+            told = self.asked(self.forwards, *asked).view(*shape, -1)
+            obs_MBNO = (before + self.moved_units.back(told[..., :-1])).flatten(2, 3)
+            return_MBN = (return_MBN[..., None] + self.reward_units.back(told[..., -1:])[..., 0]).flatten(2, 3)
         return return_MBN.mean(0).view(streams, self.num_actions, -1).amax(-1)
 
     def logits(self, batch: Batch) -> Tensor:

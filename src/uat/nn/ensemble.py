@@ -1,4 +1,4 @@
-"""Several networks of one shape side by side: one product per layer serves all members.
+"""Several networks of one shape side by side, and what they are asked in: one product per layer serves all members.
 
 Shapes: M members, N rows, I inputs, D width.
 """
@@ -6,6 +6,7 @@ Shapes: M members, N rows, I inputs, D width.
 from __future__ import annotations
 
 import itertools
+import math
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +42,52 @@ class Ensemble(nn.Module):
         for layer in self.layers[:-1]:
             x_MNI = F.silu(layer(x_MNI))
         return self.layers[-1](x_MNI)
+
+
+class Units(nn.Module):
+    """What each number usually is, and how far it usually lies from that, over all batches seen in training.
+
+    Far is the mean distance, which a rare large number hardly moves; of Gaussian numbers it is their deviation.
+    """
+
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        for name, tensor in (("mean_D", torch.zeros(d)), ("spread_D", torch.ones(d)), ("batches", torch.zeros(()))):
+            self.register_buffer(name, tensor)
+
+    mean_D: Tensor
+    spread_D: Tensor
+    batches: Tensor
+
+    @torch.no_grad()
+    def see(self, x_ND: Tensor, valid_N: Tensor) -> None:
+        """One more batch; the last hundred count most."""
+        count = valid_N.sum().clamp_min(1)
+
+        def mean(x: Tensor) -> Tensor:
+            return torch.where(valid_N[:, None], x, 0.0).sum(0) / count
+
+        self.batches.add_(1)
+        rate = (1 / self.batches).clamp_min(0.01)
+        self.mean_D.lerp_(mean(x_ND), rate)
+        distance_D = mean((x_ND - self.mean_D).abs()) * math.sqrt(math.pi / 2)
+        self.spread_D.lerp_(distance_D.clamp_min(1e-6), rate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - self.mean_D) / self.spread_D
+
+    def back(self, x: Tensor) -> Tensor:
+        return self.mean_D + x * self.spread_D
+
+
+def laplace_nll(median_MND: Tensor, found_ND: Tensor, valid_N: Tensor, least: float = 1e-6) -> Tensor:
+    """-log of the Laplace density up to a constant, averaged over members and outputs: (N,). Its scale is that of the
+    batch, as in `gaussian_nll`; numbers far from all others pull no more than any other."""
+    distance_ND = (found_ND - median_MND).abs().mean(0)
+    with torch.no_grad():
+        total_D = torch.where(valid_N[:, None], distance_ND, 0.0).sum(0)
+        scale_D = (total_D / valid_N.sum().clamp_min(1)).clamp_min(least)
+    return (distance_ND / scale_D + scale_D.log()).mean(-1)
 
 
 def gaussian_nll(mean_MND: Tensor, found_ND: Tensor, valid_N: Tensor, least: float = 1e-6) -> Tensor:
