@@ -45,7 +45,7 @@ BACKBONE: dict[str, Settings] = {
 
 TRAINING: dict[str, Settings] = {
     "darkroom": {"train.batch_size": 256, "train.lr": 2e-3, "train.epochs": 500, "train.patience": 100},
-    "sepsis": {"train.batch_size": 256, "train.lr": 2e-3, "train.epochs": 500, "train.patience": 100},
+    "sepsis": {"train.batch_size": 256, "train.lr": 2e-3, "train.epochs": 500, "train.patience": 500},
     "markets": {  # about 14 batches are one pass over the windows: 500 passes, patience 15, judged after each
         "train.batch_size": 384,
         "train.lr": 2e-3,
@@ -78,6 +78,12 @@ PAIRS: dict[tuple[str, str], Settings] = {
         "method.d_hidden": 32,
         "method.decay": 0.8,
         "train.utility_lr": 2e-2,
+    },
+    ("sepsis", "cadm"): {  # a model of the world wants many steps, and gives nothing to act on before
+        "train.batch_size": 32,
+        "train.epochs": 2000,
+        "train.patience": 2000,
+        "train.validate_every": 200,
     },
     ("markets", "uat"): {
         "method.d_utility": 32,

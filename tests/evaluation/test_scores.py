@@ -7,7 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -298,3 +298,19 @@ def test_columns_are_aligned_text() -> None:
         "vanilla       -   4  nothing",
         "x        12.346   -  -",
     ]
+
+
+class Overwriting:
+    """A player whose every play writes over the last one's result, as a captured rollout does."""
+
+    def __init__(self) -> None:
+        self.ids = torch.zeros(4, dtype=torch.float64)
+
+    def play(self, episode_ids: torch.Tensor, seed: int) -> torch.Tensor:
+        return self.ids.copy_(episode_ids)
+
+
+def test_metrics_outlive_the_next_play() -> None:
+    """Also those that are float64 already, so that nothing converts, and thereby copies, them."""
+    found = play_all(cast(Any, Overwriting()), 10, 0, cast(Any, lambda ids: {"id": ids}), at_once=4)
+    assert found["id"].tolist() == list(range(10))

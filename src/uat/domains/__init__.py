@@ -61,6 +61,7 @@ DOMAINS: dict[str, DomainEntry] = {
         tasks=Sepsis.train_tasks,
         summary="treatment whose effect depends on a hidden regime that changes within the episode",
         files=("cohort",),
+        revision=2,
     ),
     "markets": DomainEntry(
         build=Markets,

@@ -104,5 +104,6 @@ def play_all(
     for begin in range(0, episodes, at_once):
         measured = measure(player.play(torch.arange(begin, begin + at_once), seed))
         for name, values in measured.items():
-            parts.setdefault(name, []).append(values[: episodes - begin].double())
+            own = values[: episodes - begin].to(torch.float64, copy=True)  # the next play may write over what it gave
+            parts.setdefault(name, []).append(own)
     return {name: torch.cat(values) for name, values in parts.items()}

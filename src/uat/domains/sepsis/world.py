@@ -49,7 +49,7 @@ class SepsisConfig:
     """Deviation of the noise on each observed component, in z-scores."""
     resistance: float = 0.8
     """Factor on a benefit for every repeat of a treatment past the third."""
-    reward_scale: float = 20.0
+    reward_scale: float = 80.0
     """Rewards reach every policy multiplied by this."""
 
     def __post_init__(self) -> None:
