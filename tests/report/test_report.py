@@ -25,7 +25,9 @@ from uat.report.sections import (
     efficiency_table,
     gate_table,
     kinetics_table,
+    metrics_of,
     pairs_table,
+    rivals_table,
     score_table,
     sensitivity_table,
     shocks_table,
@@ -144,6 +146,34 @@ def test_the_table_of_pairs_says_in_words_whether_anybody_differs(p: float, said
     assert table is not None
     assert said in table.note
     assert "gradual: vanilla against uat" in table.markdown()
+
+
+def market_score(method: str, metric: str, value: float) -> dict[str, Any]:
+    where = {"domain": "markets", "task": "joint", "setting": "data=mine"}
+    return score(method, value, metric=metric, **where)
+
+
+def test_a_users_markets_have_metrics_of_their_names() -> None:
+    """The embedded ones have others; each market's stand together, in the order of the joint ones."""
+    names = ["turnover_b", "sharpe", "sharpe_b", "max_drawdown_a", "sharpe_a"]
+    rows = rows_of(*(market_score("uat", name, 1.0) for name in names), data={"markets": "mine"})
+    found = metrics_of(rows, "markets")
+    assert [metric.name for metric in found] == ["sharpe", "sharpe_a", "max_drawdown_a", "sharpe_b", "turnover_b"]
+    assert [found[2].label, found[2].higher_is_better] == ["Max drawdown a", False]
+    assert metrics_of(rows_of(*TWO_SEEDS), "darkroom")[0].name == "accuracy"
+
+
+def test_methods_are_held_against_vanilla_and_equal_weight() -> None:
+    held = [{"other": "vanilla", "value": 0.1, "low": -0.1, "high": 0.3, "p": 0.4}]
+    held += [{"other": "equal-weight", "value": -0.5, "low": -0.9, "high": -0.1, "p": 0.01}]
+    about = {"domain": "markets", "task": "joint", "setting": "data=mine", "metric": "sharpe", "preset": "paper"}
+    intervals = [{**about, "method": "uat", "differences": held, "seeds": [0], "low": 0.0, "high": 1.0}]
+    scores = [market_score("uat", "sharpe", 1.0), market_score("vanilla", "sharpe", 0.9)]
+    table = rivals_table(rows_of(*scores, intervals=intervals, data={"markets": "mine"}), "markets")
+    assert table is not None
+    assert table.rows == [["uat", "+0.100 [−0.100, +0.300]", "0.400", "−0.500 [−0.900, −0.100]", "0.010"]]
+    assert "1 of 2 differences is significant" in table.note
+    assert rivals_table(rows_of(*TWO_SEEDS), "darkroom") is None
 
 
 def test_what_was_not_measured_has_no_table() -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -21,6 +22,7 @@ import uat
 from tests.builders import call
 from uat.cli import main
 from uat.domains import DOMAINS
+from uat.evaluation.comparison import Group, run_groups
 from uat.methods import METHODS
 from uat.runs import Run
 from uat.studies import STUDIES, Reproduce, efficiency, executors, reproduce, work
@@ -28,7 +30,7 @@ from uat.studies.__main__ import main as plain_main
 from uat.studies.cells import Filter, jobs
 from uat.studies.files import Results, read
 from uat.studies.probes import seen
-from uat.studies.reproduce import cells_of, references
+from uat.studies.reproduce import cells_of, evaluations, pairs, references
 from uat.studies.work import Note
 from uat.training.epoch import Epoch
 from uat.training.progress import Board, Progress
@@ -354,3 +356,23 @@ def test_studies_are_listed(capsys: Captured) -> None:
     code, out, _ = call(capsys, main, "list", "studies", "--json")
     assert code == 0
     assert [row["study"] for row in json.loads(out)] == list(STUDIES)
+
+
+def test_pairs_are_of_the_domains_first_metric_whatever_the_files_say_first() -> None:
+    place = ("markets", "joint", "default", "test", 3)
+    episodes = {0: {"cagr": torch.ones(3), "sharpe": torch.tensor([1.0, 2.0, 4.0])}}
+    groups = [
+        Group(place=place, method=method, runs={0: method}, episodes=episodes, headline="sharpe")
+        for method in ("vanilla", "uat")
+    ]
+    assert [pair.metric for pair in pairs(groups)] == ["sharpe"]
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_a_group_knows_its_domains_first_metric(domain: str, tmp_path: Path) -> None:
+    """Files hold metrics by name, and the first by name is another."""
+    options = Reproduce(study="main", preset="smoke", domains=(domain,), methods=("vanilla",), out=tmp_path)
+    done = reproduce(replace(options, tasks=tuple(DOMAINS[domain].tasks[:1])), board=Board)
+    assert not done.failed
+    first = cells_of(options)[0].config.build_domain().metrics[0].name
+    assert {group.headline for group in run_groups(evaluations(options.results))} == {first}

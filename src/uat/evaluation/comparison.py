@@ -84,6 +84,8 @@ class Group:
     """Mean length of the blocks in which episodes are resampled."""
     rivals: tuple[str, ...] = ()
     """References that it is held against."""
+    headline: str = ""
+    """The domain's first metric."""
 
     @property
     def setting(self) -> str:
@@ -119,6 +121,7 @@ def run_groups(found: Sequence[Evaluation]) -> list[Group]:
     groups: dict[tuple[Place, str], Group] = {}
     for one in sorted(found, key=lambda one: one.config.seed):
         config, key = one.config, (place_of(one), one.config.kind())
+        domain = config.build_true_domain()
         old = groups.get(key) or Group(
             place=key[0],
             method=config.method_name,
@@ -127,7 +130,8 @@ def run_groups(found: Sequence[Evaluation]) -> list[Group]:
             runs={},
             episodes={},
             block=one.block,
-            rivals=rivals(config.build_true_domain()),
+            rivals=rivals(domain),
+            headline=domain.metrics[0].name,
         )
         if config.seed in old.runs:
             raise ValueError(f"the same run is named twice: {describe(config)}")

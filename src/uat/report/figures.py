@@ -112,7 +112,7 @@ def draw_boundary(rows: Rows) -> Any:
                 text = f"{gap:+.2f}" if abs(gap) >= 0.1 else f"{gap:+.3f}"
                 axis.annotate(text, (x, top), (0, 7), textcoords="offset points", ha="center", fontsize=7)
         axis.set_xticks(at, [label for label, _ in levels], rotation=35, ha="right")
-        axis.set_ylabel(metrics_of(domain, rows.preset)[0].label)
+        axis.set_ylabel(metrics_of(rows, domain)[0].label)
         axis.margins(y=0.15)
         axis.legend(loc="best", fontsize=8)
     _letter(axes, list(found))
@@ -124,7 +124,7 @@ def _levels(rows: Rows, domain: str, labels: Sequence[str]) -> list[tuple[str, d
     sweeps = {s.label: s for s in STUDIES["boundary"].sweeps if s.domain == domain and s.label and not s.missing()}
     levels = []
     for label in (label for label in labels if label in sweeps):
-        metric = metrics_of(domain, rows.preset)[0].name
+        metric = metrics_of(rows, domain)[0].name
         numbers = {name: sweep_points(rows, sweeps[label], name, metric) for name in (TWIN, BEST, CEILING)}
         if numbers[TWIN] or numbers[BEST]:
             levels.append((label, numbers))
@@ -303,7 +303,7 @@ def _is_default(rows: Rows, sweep: Sweep) -> bool:
 def draw_diagnostics(rows: Rows) -> Any:
     """One panel per domain: bars in ascending order, deviation over seeds."""
     panels = {"darkroom": ["efficiency"], "markets": _starting(rows, "markets", "cagr_")}
-    panels["sepsis"] = [m.name for m in metrics_of("sepsis", rows.preset) if m.partial]
+    panels["sepsis"] = [m.name for m in metrics_of(rows, "sepsis") if m.partial]
     panels["movielens"] = ["hr@20", *_starting(rows, "movielens", "hr@10_")]
     bars = {domain: _bars(rows, domain, names) for domain, names in panels.items() if domain in DOMAINS}
     bars = {domain: found for domain in DOMAINS if (found := bars.get(domain))}
@@ -330,12 +330,12 @@ def draw_diagnostics(rows: Rows) -> Any:
 def _starting(rows: Rows, domain: str, start: str) -> list[str]:
     if domain not in DOMAINS:
         return []
-    return [metric.name for metric in metrics_of(domain, rows.preset) if metric.name.startswith(start)]
+    return [metric.name for metric in metrics_of(rows, domain) if metric.name.startswith(start)]
 
 
 def _bars(rows: Rows, domain: str, names: Sequence[str]) -> dict[str, dict[str, Number]]:
     """Label -> method -> number; methods in ascending order of the first label. Several tasks are several labels."""
-    labels = {metric.name: metric.label or metric.name for metric in metrics_of(domain, rows.preset)}
+    labels = {metric.name: metric.label or metric.name for metric in metrics_of(rows, domain)}
     methods = [m for m in there(rows, domain, lambda m: not METHODS[m].changes) if m in METHODS]
     found: dict[str, dict[str, Number]] = {}
     for name in names:

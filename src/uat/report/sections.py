@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from uat.domains import DOMAINS
 from uat.evaluation.intervals import LEVEL
 from uat.evaluation.mechanism.markets import SHOCKS
-from uat.evaluation.scores import CEILING, EXPERT, RANDOM, setting_of
+from uat.evaluation.scores import BLIND, CEILING, EXPERT, RANDOM, setting_of
 from uat.evaluation.statistics import aggregate
 from uat.methods import METHODS
 from uat.recipes import recipe
@@ -58,15 +59,31 @@ def signed(value: float | None, digits: int = 3) -> str:
 # ---------------------------------------------------------------- main, ablation, diagnostics
 
 
+def metrics_of(rows: Rows, domain: str) -> tuple[Metric, ...]:
+    """Those of the domain; of a user's data, those that its rows have: another market has metrics of its name."""
+    declared = _declared(domain, rows.preset)
+    found = {key[4] for key in rows.values if key[0] == domain}
+    others = sorted(found - {m.name for m in declared})
+    parts = [(name.removeprefix(f"{m.name}_"), m) for m in declared for name in others if name.startswith(f"{m.name}_")]
+    if not parts:
+        return declared
+    of_data = [replace(m, name=f"{m.name}_{part}", label=f"{m.label} {part}") for part, m in sorted(parts, key=_part)]
+    return (*(m for m in declared if m.name in found), *of_data)
+
+
+def _part(part_and_metric: tuple[str, Metric]) -> str:
+    return part_and_metric[0]
+
+
 @lru_cache(maxsize=64)
-def metrics_of(domain: str, preset: str) -> tuple[Metric, ...]:
+def _declared(domain: str, preset: str) -> tuple[Metric, ...]:
     return recipe(domain, "uat", preset).build_domain().metrics
 
 
 def headline_metrics(rows: Rows, domain: str) -> list[Metric]:
     """Those of the paper's main table that the domain measures, and the first in any case."""
     theirs = {row["metric"] for row in rows.published if row["domain"] == domain and "setting" not in row}
-    every = metrics_of(domain, rows.preset)
+    every = metrics_of(rows, domain)
     return [metric for i, metric in enumerate(every) if i == 0 or metric.name in theirs]
 
 
@@ -142,10 +159,15 @@ def domain_tables(rows: Rows, domain: str, wanted: Callable[[str], bool], study:
     for metric in headline_metrics(rows, domain):
         name, title = f"{study}-{domain}-{_slug(metric.name)}", f"{domain}: {metric.label or metric.name}"
         tables.append(score_table(rows, domain, metric, methods, name=name, title=title))
-        gap = score_table(rows, domain, metric, methods, name=f"{name}-gap", title=f"{title}, how sure", gaps=True)
-        if any(cell for row in gap.rows for cell in row[1:]):
-            tables.append(gap)
+        if sure := _how_sure(rows, domain, metric, methods, name, title):
+            tables.append(sure)
     return tables
+
+
+def _how_sure(rows: Rows, domain: str, metric: Metric, methods: Sequence[str], name: str, title: str) -> Table | None:
+    """Intervals and gaps; None where no numbers of single episodes were kept."""
+    table = score_table(rows, domain, metric, methods, name=f"{name}-gap", title=f"{title}, how sure", gaps=True)
+    return table if any(cell for row in table.rows for cell in row[1:]) else None
 
 
 def domain_page(rows: Rows, domain: str) -> str:
@@ -156,13 +178,19 @@ def domain_page(rows: Rows, domain: str) -> str:
         f"# Results: {domain}",
         f"Made by `python results/make_table.py {domain}` from the committed rows. {OURS}{data}",
     ]
-    for metric in metrics_of(domain, rows.preset):
+    first = headline_metrics(rows, domain)
+    for metric in metrics_of(rows, domain):
         title = metric.label or metric.name
         table = score_table(rows, domain, metric, methods, name=metric.name, title=title)
         if len(table.head) > 2:
             parts.append(f"## {title}\n\n{table.markdown()}")
-    if held := pairs_table(rows, domain):
-        parts.append(f"## Differences\n\n{held.note}\n\n{held.markdown()}")
+        if metric in first and (sure := _how_sure(rows, domain, metric, methods, metric.name, title)):
+            parts.append(f"{sure.note}\n\n{sure.markdown()}")
+    for held in (rivals_table(rows, domain), pairs_table(rows, domain)):
+        if held:
+            parts.append(
+                f"## {held.title.removeprefix(f'{domain}: ').capitalize()}\n\n{held.note}\n\n{held.markdown()}"
+            )
     return "\n\n".join(parts) + "\n"
 
 
@@ -172,7 +200,7 @@ def diagnostics_tables(rows: Rows) -> list[Table]:
     for domain in DOMAINS:
         methods = there(rows, domain, lambda method: not METHODS[method].changes)
         first = {metric.name for metric in headline_metrics(rows, domain)}
-        for metric in metrics_of(domain, rows.preset):
+        for metric in metrics_of(rows, domain):
             if metric.name not in first and any(m in METHODS for m in methods):
                 name, title = f"diagnostics-{domain}-{_slug(metric.name)}", f"{domain}: {metric.label or metric.name}"
                 tables.append(score_table(rows, domain, metric, methods, name=name, title=title))
@@ -183,7 +211,7 @@ def aggregate_table(rows: Rows) -> Table | None:
     """One number per method over all tasks with a filter: the interquartile mean of the gap closed."""
     found: dict[str, dict[str, list[float]]] = {}
     for domain in DOMAINS:
-        metric = metrics_of(domain, rows.preset)[0]
+        metric = metrics_of(rows, domain)[0]
         for task in DOMAINS[domain].tasks:
             for method in METHODS:
                 key = _key(rows, domain, task, method, metric)
@@ -203,6 +231,35 @@ def aggregate_table(rows: Rows) -> Table | None:
         title="Over all tasks: interquartile mean of the gap closed",
         note="0 is Vanilla, 1 the Bayes filter. Intervals resample the seeds of each task, so one seed has none.",
         head=["method", "interquartile mean", "95 % interval", "tasks", "runs"],
+        rows=body,
+    )
+
+
+def rivals_table(rows: Rows, domain: str) -> Table | None:
+    """Every method against Vanilla and against the domain's rivals, where it has some: is it worth its effort?"""
+    metric, usual = metrics_of(rows, domain)[0], rows.usual_setting(domain)
+    own = [r for r in rows.intervals if (r["domain"], r["setting"], r["metric"]) == (domain, usual, metric.name)]
+    by_method = {r["method"]: {held["other"]: held for held in r["differences"]} for r in own if r["differences"]}
+    others = ordered({other for held in by_method.values() for other in held}, [BLIND])
+    if set(others) <= {BLIND}:
+        return None
+    body: list[list[Entry | str]] = []
+    clear = 0
+    for method in ordered(by_method, METHODS):
+        line: list[Entry | str] = [method]
+        for other in others:
+            held = by_method[method].get(other)
+            clear += held is not None and held["p"] < LEVEL
+            shown = held and f"{signed(held['value'])} [{signed(held['low'])}, {signed(held['high'])}]"
+            line += [shown or "", _p(held["p"]) if held else ""]
+        body.append(line)
+    count = sum(len(held) for held in by_method.values())
+    return Table(
+        name=f"main-{domain}-rivals",
+        title=f"{domain}: {metric.label or metric.name} against {' and '.join(others)}",
+        note="Paired on the same days, 95 % intervals over blocks of them, p not corrected. "
+        f"{clear or 'None'} of {count} differences {'are' if clear > 1 else 'is'} significant at 5 %.",
+        head=["method", *(column for other in others for column in (f"minus {other}", "p"))],
         rows=body,
     )
 
@@ -264,7 +321,7 @@ def boundary_table(rows: Rows, domain: str) -> Table | None:
     sweeps = [s for s in STUDIES["boundary"].sweeps if s.domain == domain and s.label and not s.missing()]
     if not sweeps:
         return None
-    metric, body = metrics_of(domain, rows.preset)[0], []
+    metric, body = metrics_of(rows, domain)[0], []
     for sweep in sweeps:
         uat, vanilla = (sweep_points(rows, sweep, method, metric.name) for method in ("uat", "vanilla"))
         if uat is None and vanilla is None:

@@ -236,7 +236,7 @@ def pairs(groups: Sequence[Group]) -> list[Pair]:
     for (place, _, _), there in by_place.items():
         domain, task, _, _, n = place
         setting = there[0].setting
-        metric, own = next(iter(next(iter(there[0].episodes.values())))), []
+        metric, own = there[0].headline, []
         for i, a in enumerate(there):
             for b in there[:i]:
                 seeds = tuple(sorted(a.runs.keys() & b.runs.keys()))
