@@ -137,6 +137,12 @@ def test_sizes_that_do_not_fit_are_named(sizes: dict[str, int], reason: str) -> 
     assert reason in (unfit(build("vanilla", SPEC, **sizes).backbone, None) or "")
 
 
+def test_wide_gates_take_the_slow_step_and_wide_blocks_without_them_do_not() -> None:
+    wide = build("uat", d_model=128, num_heads=4)
+    assert "d_model of at most 64, and it is 128" in (unfit(wide.backbone, wide.gates) or "")
+    assert unfit(wide.backbone, None) is None
+
+
 def test_doubles_take_the_slow_step() -> None:
     double = build("uat").double()
     assert "float64" in (unfit(double.backbone, double.gates) or "")

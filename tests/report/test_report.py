@@ -149,7 +149,7 @@ def test_the_table_of_pairs_says_in_words_whether_anybody_differs(p: float, said
 
 
 def market_score(method: str, metric: str, value: float) -> dict[str, Any]:
-    where = {"domain": "markets", "task": "joint", "setting": "data=mine"}
+    where = {"domain": "markets", "task": "joint"}
     return score(method, value, metric=metric, **where)
 
 
@@ -166,7 +166,7 @@ def test_a_users_markets_have_metrics_of_their_names() -> None:
 def test_methods_are_held_against_vanilla_and_equal_weight() -> None:
     held = [{"other": "vanilla", "value": 0.1, "low": -0.1, "high": 0.3, "p": 0.4}]
     held += [{"other": "equal-weight", "value": -0.5, "low": -0.9, "high": -0.1, "p": 0.01}]
-    about = {"domain": "markets", "task": "joint", "setting": "data=mine", "metric": "sharpe", "preset": "paper"}
+    about = {"domain": "markets", "task": "joint", "setting": "default", "metric": "sharpe", "preset": "paper"}
     intervals = [{**about, "method": "uat", "differences": held, "seeds": [0], "low": 0.0, "high": 1.0}]
     scores = [market_score("uat", "sharpe", 1.0), market_score("vanilla", "sharpe", 0.9)]
     table = rivals_table(rows_of(*scores, intervals=intervals, data={"markets": "mine"}), "markets")

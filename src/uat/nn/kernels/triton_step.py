@@ -65,8 +65,8 @@ def unfit(backbone: Transformer, utility: UtilityGates | None) -> str | None:
     for name, size in sizes.items():
         if size & (size - 1) or not 16 <= size <= 256:
             return f"it takes powers of two from 16 to 256, and {name} is {size}"
-    if utility is not None and c.d_model > 128:
-        return f"with gates it takes a d_model of at most 128, and it is {c.d_model}: more does not fit shared memory"
+    if utility is not None and c.d_model > 64:
+        return f"with gates it takes a d_model of at most 64, and it is {c.d_model}: wider weights do not fit shared memory"
     if c.num_heads & (c.num_heads - 1):
         return f"it takes a power of two of heads, and num_heads is {c.num_heads}"
     if backbone.positions.dtype != torch.float32:
@@ -188,7 +188,7 @@ def _launch(
         "CHUNK": CHUNK,
         "SEATS": room(real * c.num_heads),
         "BLOCK": min(64, c.d_ff),
-        "STAGES": STAGES if d <= 64 or not told else 1,  # wide and gated, weights loaded ahead do not fit
+        "STAGES": STAGES,
         "SINGLE": cache.capacity <= CHUNK,
         "UTILITY": bool(told),
         "HEAD": head is not None,
