@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from uat.domains import DOMAINS
+from uat.domains import DOMAINS, rivals
 from uat.evaluation.scores import CEILING
 from uat.methods import METHODS
+from uat.recipes import recipe
 from uat.report.rows import Number, Rows
 from uat.report.sections import LABELS, headline_metrics, metrics_of, sweep_points, there
 from uat.report.traces import gate_rows, kinetics_of
@@ -400,20 +401,31 @@ def draw_main(rows: Rows) -> Any:
             numbers = [rows.number((domain, task, setting, m, metric.name)) for m in methods]
             at = np.arange(len(methods)) + (i - (len(DOMAINS[domain].tasks) - 1) / 2) * 0.2
             mean = [np.nan if x is None else x.mean for x in numbers]
-            std = [0.0 if x is None or x.std is None else x.std for x in numbers]
             style = {"color": COLOURS[i], "marker": MARKERS[i], "linestyle": "none"}
-            axis.errorbar(at, mean, yerr=std, capsize=2, markersize=5, label=task, **style)
+            axis.errorbar(at, mean, yerr=_sure(numbers), capsize=2, markersize=5, label=task, **style)
             theirs = [rows.published_number((domain, task, setting, m, metric.name)) for m in methods]
             axis.plot(
                 at, [np.nan if x is None else x[0] for x in theirs], "_", color=COLOURS[i], markersize=9, alpha=0.6
             )
-            if ceiling := rows.number((domain, task, setting, "ceiling", metric.name)):
-                axis.axhline(ceiling.mean, color=COLOURS[i], linewidth=0.8, linestyle=DASHES[1 + i])
+            for name in (CEILING, *rivals(recipe(domain, TWIN, rows.preset).build_domain())):
+                if line := rows.number((domain, task, setting, name, metric.name)):
+                    axis.axhline(line.mean, color=COLOURS[i], linewidth=0.8, linestyle=DASHES[1 + i])
         axis.set_xticks(np.arange(len(methods)), methods, rotation=20, ha="right")
         axis.set_ylabel(metric.label)
         axis.legend(fontsize=7, loc="best")
     _letter(axes, shown)
     return figure
+
+
+def _sure(numbers: Sequence[Number | None]) -> list[list[float]]:
+    """How far down and up: the deviation over seeds; of a single seed its interval, where there is one."""
+    ends: list[tuple[float, float]] = []
+    for x in numbers:
+        if x is not None and x.std is None and x.low is not None and x.high is not None:
+            ends.append((x.mean - x.low, x.high - x.mean))
+        else:
+            ends.append((0.0, 0.0) if x is None or x.std is None else (x.std, x.std))
+    return [[low for low, _ in ends], [high for _, high in ends]]
 
 
 def _whole(method: str) -> bool:
@@ -424,8 +436,8 @@ DRAWINGS: tuple[Drawing, ...] = (
     Drawing(
         name="main",
         title="Main results",
-        caption="First metric of each domain: points are ours with the deviation over seeds, short bars the published "
-        "numbers, lines the Bayes filter.",
+        caption="First metric of each domain: points are ours with the deviation over seeds (of one seed: the 95 % "
+        "interval), short bars the published numbers, lines the Bayes filter, on markets equal weight.",
         draw=draw_main,
     ),
     Drawing(
