@@ -66,7 +66,7 @@ def unfit(backbone: Transformer, utility: UtilityGates | None) -> str | None:
         if size & (size - 1) or not 16 <= size <= 256:
             return f"it takes powers of two from 16 to 256, and {name} is {size}"
     if utility is not None and c.d_model > 64:
-        return f"with gates it takes a d_model of at most 64, and it is {c.d_model}: wider ones do not fit shared memory"
+        return f"with gates it takes a d_model of at most 64, and it is {c.d_model}: more does not fit shared memory"
     if c.num_heads & (c.num_heads - 1):
         return f"it takes a power of two of heads, and num_heads is {c.num_heads}"
     if backbone.positions.dtype != torch.float32:
