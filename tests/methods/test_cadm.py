@@ -224,13 +224,13 @@ def test_the_plan_is_the_best_of_all_plans() -> None:
 def test_units_are_told_apart_by_what_is_usual() -> None:
     """Of many batches they are the mean and the deviation; there and back is where one was; padding counts nowhere."""
     generator, units = torch.Generator().manual_seed(0), Units(2)
-    for _ in range(300):
-        x = torch.randn(200, 2, generator=generator) * torch.tensor([3.0, 0.02]) + torch.tensor([5.0, -1.0])
-        x[100:] = torch.nan
+    batches = torch.randn(300, 200, 2, generator=generator) * torch.tensor([3.0, 0.02]) + torch.tensor([5.0, -1.0])
+    batches[:, 100:] = torch.nan
+    for x in batches:
         units.see(x, torch.arange(200) < 100)
     assert units.mean_D.tolist() == [pytest.approx(5.0, abs=0.15), pytest.approx(-1.0, abs=0.001)]
     assert units.spread_D.tolist() == [pytest.approx(3.0, rel=0.05), pytest.approx(0.02, rel=0.05)]
-    torch.testing.assert_close(units.back(units(x[:100])), x[:100])
+    torch.testing.assert_close(units.back(units(batches[0, :100])), batches[0, :100])
 
 
 class Bonus(Regimes):
