@@ -155,10 +155,10 @@ def market_score(method: str, metric: str, value: float) -> dict[str, Any]:
 
 def test_a_users_markets_have_metrics_of_their_names() -> None:
     """The embedded ones have others; each market's stand together, in the order of the joint ones."""
-    names = ["turnover_b", "sharpe", "sharpe_b", "max_drawdown_a", "sharpe_a"]
+    names = ["turnover_us_b", "sharpe", "sharpe_us_b", "max_drawdown_a", "sharpe_a"]  # embedded: us and others
     rows = rows_of(*(market_score("uat", name, 1.0) for name in names), data={"markets": "mine"})
     found = metrics_of(rows, "markets")
-    assert [metric.name for metric in found] == ["sharpe", "sharpe_a", "max_drawdown_a", "sharpe_b", "turnover_b"]
+    assert [metric.name for metric in found] == ["sharpe", "sharpe_a", "max_drawdown_a", "sharpe_us_b", "turnover_us_b"]
     assert [found[2].label, found[2].higher_is_better] == ["Max drawdown a", False]
     assert metrics_of(rows_of(*TWO_SEEDS), "darkroom")[0].name == "accuracy"
 
@@ -169,11 +169,11 @@ def test_methods_are_held_against_vanilla_and_equal_weight() -> None:
     about = {"domain": "markets", "task": "joint", "setting": "default", "metric": "sharpe", "preset": "paper"}
     intervals = [{**about, "method": "uat", "differences": held, "seeds": [0], "low": 0.0, "high": 1.0}]
     scores = [market_score("uat", "sharpe", 1.0), market_score("vanilla", "sharpe", 0.9)]
-    table = rivals_table(rows_of(*scores, intervals=intervals, data={"markets": "mine"}), "markets")
+    table = rivals_table(rows_of(*scores, intervals=intervals, data={"markets": "mine"}), "markets", bool)
     assert table is not None
     assert table.rows == [["uat", "+0.100 [−0.100, +0.300]", "0.400", "−0.500 [−0.900, −0.100]", "0.010"]]
     assert "1 of 2 differences is significant" in table.note
-    assert rivals_table(rows_of(*TWO_SEEDS), "darkroom") is None
+    assert rivals_table(rows_of(*TWO_SEEDS), "darkroom", bool) is None
 
 
 def test_what_was_not_measured_has_no_table() -> None:

@@ -19,7 +19,7 @@ Differences from the paper
      cross-entropy method searches 30 steps of continuous actions          test_the_plan_is_the_best_of_all_plans
   3. a prediction's variance belongs to the output and is that of the
      batch; in the paper networks predict it                               test_outputs_of_any_scale_weigh_alike
-  4. a member's plan follows its means, and a plan's return is the mean
+  4. a member's plan follows what it predicts, and a plan's return is the mean
      over members; in the paper particles sample                           test_the_plan_is_the_best_of_all_plans
   5. one context encoder for all members, all members learn from the same
      batch, and only their first weights differ                            test_members_differ

@@ -422,7 +422,7 @@ def _sure(numbers: Sequence[Number | None]) -> list[list[float]]:
     ends: list[tuple[float, float]] = []
     for x in numbers:
         if x is not None and x.std is None and x.low is not None and x.high is not None:
-            ends.append((x.mean - x.low, x.high - x.mean))
+            ends.append((max(0.0, x.mean - x.low), max(0.0, x.high - x.mean)))
         else:
             ends.append((0.0, 0.0) if x is None or x.std is None else (x.std, x.std))
     return [[low for low, _ in ends], [high for _, high in ends]]

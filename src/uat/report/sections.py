@@ -64,7 +64,8 @@ def metrics_of(rows: Rows, domain: str) -> tuple[Metric, ...]:
     declared = _declared(domain, rows.preset)
     found = {key[4] for key in rows.values if key[0] == domain}
     others = sorted(found - {m.name for m in declared})
-    parts = [(name.removeprefix(f"{m.name}_"), m) for m in declared for name in others if name.startswith(f"{m.name}_")]
+    joint = [m for m in declared if not any(m.name.startswith(f"{other.name}_") for other in declared)]
+    parts = [(name.removeprefix(f"{m.name}_"), m) for m in joint for name in others if name.startswith(f"{m.name}_")]
     if not parts:
         return declared
     of_data = [replace(m, name=f"{m.name}_{part}", label=f"{m.label} {part}") for part, m in sorted(parts, key=_part)]
@@ -106,9 +107,11 @@ def score_table(
         shown = f"{task} " if len(DOMAINS[domain].tasks) > 1 else ""
         found = [_number(rows, domain, task, m, metric) for m in methods]
         if gaps:
-            head += [f"{shown}95 % interval", f"{shown}gap closed"]
+            head.append(f"{shown}95 % interval")
             columns.append([_interval(x) for x in found])
-            columns.append(["" if x is None or x.gap is None else f"{x.gap:.1%}" for x in found])
+            if any(x is not None and x.gap is not None for x in found):
+                head.append(f"{shown}gap closed")
+                columns.append(["" if x is None or x.gap is None else f"{x.gap:.1%}" for x in found])
             continue
         means = [None if x is None else x.mean for x in found]
         head.append(f"{shown}ours".strip())
@@ -126,7 +129,9 @@ def score_table(
     if not gaps:
         head.append("seeds")
         columns.append([str(_seeds(rows, domain, tasks, m, metric) or "") for m in methods])
-    note = "95 % intervals are over seeds and episodes; gap closed: from Vanilla to the filter." if gaps else OURS
+    sure = "95 % intervals are over seeds, where there are several, and episodes"
+    to_filter = "; gap closed: from Vanilla to the filter" if any("gap closed" in column for column in head) else ""
+    note = f"{sure}{to_filter}." if gaps else OURS
     return Table(name=name, title=title, note=note, head=head, rows=[list(row) for row in zip(*columns, strict=True)])
 
 
@@ -167,7 +172,7 @@ def domain_tables(rows: Rows, domain: str, wanted: Callable[[str], bool], study:
 def _how_sure(rows: Rows, domain: str, metric: Metric, methods: Sequence[str], name: str, title: str) -> Table | None:
     """Intervals and gaps; None where no numbers of single episodes were kept."""
     table = score_table(rows, domain, metric, methods, name=f"{name}-gap", title=f"{title}, how sure", gaps=True)
-    return table if any(cell for row in table.rows for cell in row[1:]) else None
+    return table if any(cell for row in table.rows if row[0] in METHODS for cell in row[1:]) else None
 
 
 def domain_page(rows: Rows, domain: str) -> str:
@@ -186,7 +191,7 @@ def domain_page(rows: Rows, domain: str) -> str:
             parts.append(f"## {title}\n\n{table.markdown()}")
         if metric in first and (sure := _how_sure(rows, domain, metric, methods, metric.name, title)):
             parts.append(f"{sure.note}\n\n{sure.markdown()}")
-    for held in (rivals_table(rows, domain), pairs_table(rows, domain)):
+    for held in (rivals_table(rows, domain, lambda method: True), pairs_table(rows, domain)):
         if held:
             parts.append(
                 f"## {held.title.removeprefix(f'{domain}: ').capitalize()}\n\n{held.note}\n\n{held.markdown()}"
@@ -235,29 +240,35 @@ def aggregate_table(rows: Rows) -> Table | None:
     )
 
 
-def rivals_table(rows: Rows, domain: str) -> Table | None:
+def rivals_table(rows: Rows, domain: str, wanted: Callable[[str], bool]) -> Table | None:
     """Every method against Vanilla and against the domain's rivals, where it has some: is it worth its effort?"""
     metric, usual = metrics_of(rows, domain)[0], rows.usual_setting(domain)
-    own = [r for r in rows.intervals if (r["domain"], r["setting"], r["metric"]) == (domain, usual, metric.name)]
-    by_method = {r["method"]: {held["other"]: held for held in r["differences"]} for r in own if r["differences"]}
-    others = ordered({other for held in by_method.values() for other in held}, [BLIND])
+    here = (domain, usual, rows.preset, metric.name)
+    own = [r for r in rows.intervals if (r["domain"], r["setting"], r["preset"], r["metric"]) == here]
+    found = {
+        (r["task"], r["method"]): {held["other"]: held for held in r["differences"]}
+        for r in own
+        if r["differences"] and wanted(r["method"])
+    }
+    others = ordered({other for held in found.values() for other in held}, [BLIND])
     if set(others) <= {BLIND}:
         return None
     body: list[list[Entry | str]] = []
     clear = 0
-    for method in ordered(by_method, METHODS):
-        line: list[Entry | str] = [method]
-        for other in others:
-            held = by_method[method].get(other)
-            clear += held is not None and held["p"] < LEVEL
-            shown = held and f"{signed(held['value'])} [{signed(held['low'])}, {signed(held['high'])}]"
-            line += [shown or "", _p(held["p"]) if held else ""]
-        body.append(line)
-    count = sum(len(held) for held in by_method.values())
+    for task in DOMAINS[domain].tasks:
+        for method in ordered((m for t, m in found if t == task), METHODS):
+            line: list[Entry | str] = [method if len(DOMAINS[domain].tasks) == 1 else f"{task}: {method}"]
+            for other in others:
+                held = found[task, method].get(other)
+                clear += held is not None and held["p"] < LEVEL
+                shown = held and f"{signed(held['value'])} [{signed(held['low'])}, {signed(held['high'])}]"
+                line += [shown or "", _p(held["p"]) if held else ""]
+            body.append(line)
+    count = sum(len(held) for held in found.values())
     return Table(
         name=f"main-{domain}-rivals",
         title=f"{domain}: {metric.label or metric.name} against {' and '.join(others)}",
-        note="Paired on the same days, 95 % intervals over blocks of them, p not corrected. "
+        note="Paired on the same episodes, 95 % intervals, p not corrected for the number of comparisons. "
         f"{clear or 'None'} of {count} differences {'are' if clear > 1 else 'is'} significant at 5 %.",
         head=["method", *(column for other in others for column in (f"minus {other}", "p"))],
         rows=body,
@@ -273,7 +284,8 @@ def pairs_table(rows: Rows, domain: str) -> Table | None:
         own = [p for p in rows.pairs if (p["domain"], p["task"], p["setting"]) == (domain, task, setting)]
         if not own:
             continue
-        metric = own[0]["metric"]
+        metric = metrics_of(rows, domain)[0].name
+        own = [p for p in own if p["metric"] == metric]
         own = [p for p in own if not any(METHODS[p[side]].changes for side in ("method", "other"))]
         names = {name for pair in own for name in (pair["method"], pair["other"])}
         means = {name: x.mean for name in names if (x := rows.number((domain, task, setting, name, metric)))}

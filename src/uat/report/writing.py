@@ -93,7 +93,8 @@ def tables_of(rows: Rows, study: str) -> list[Table]:
         case "main":
             for domain in DOMAINS:
                 found += sections.domain_tables(rows, domain, lambda m: not METHODS[m].changes, "main")
-                found += [sections.rivals_table(rows, domain), sections.pairs_table(rows, domain)]
+                found.append(sections.rivals_table(rows, domain, lambda m: not METHODS[m].changes))
+                found.append(sections.pairs_table(rows, domain))
             found.append(sections.aggregate_table(rows))
         case "ablation":
             for domain in DOMAINS:

@@ -2,8 +2,8 @@
 
 An epoch plays T steps one after the other and learns from them at once. Its time is T steps of a fixed cost, and the
 arithmetic of all episodes: two operations per parameter and token in play, six in learning. The two rates below were
-fitted to measured epochs of DarkRoom (benchmarks/results/) on two kinds of device. Few trainings reach their last
-epoch, since patience ends them earlier; the estimate assumes they do.
+fitted to measured epochs of DarkRoom (benchmarks/results/) on two kinds of device. Trainings that patience ends
+earlier take less; the estimate assumes that none is.
 """
 
 from __future__ import annotations
