@@ -24,7 +24,22 @@ class EnsembleLinear(nn.Module):
             nn.init.uniform_(parameter, -(d_in**-0.5), d_in**-0.5)
 
     def forward(self, x_MNI: Tensor) -> Tensor:
-        return torch.baddbmm(self.bias_M1D, x_MNI, self.weight_MID)
+        learns = x_MNI.is_cuda and torch.is_grad_enabled()
+        pieces = math.gcd(x_MNI.shape[1], PIECES) if learns else 1
+        return in_pieces(x_MNI, self.weight_MID, self.bias_M1D, pieces)
+
+
+PIECES = 32
+"""Shares of the rows, at most, over which a GPU sums the gradients of weights apart."""
+
+
+def in_pieces(x_MNI: Tensor, weight_MID: Tensor, bias_M1D: Tensor, pieces: int) -> Tensor:
+    """x W + b with the rows shared out: the gradient of W, a sum over many rows with a small result, is then a sum of
+    as many small ones, which libraries of matrix products do not think of by themselves."""
+    (members, rows, width), d_out = x_MNI.shape, weight_MID.shape[2]
+    weight = weight_MID[:, None].expand(-1, pieces, -1, -1).reshape(members * pieces, width, d_out)
+    bias = bias_M1D[:, None].expand(-1, pieces, -1, -1).reshape(members * pieces, 1, d_out)
+    return torch.baddbmm(bias, x_MNI.reshape(members * pieces, -1, width), weight).view(members, rows, d_out)
 
 
 class Ensemble(nn.Module):
