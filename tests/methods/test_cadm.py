@@ -14,7 +14,7 @@ from tests.builders import SPECS, build, build_random, random_batch, stream
 from tests.methods.offline import Worlds, assert_resumes, batch_of, in_the_dark, learn
 from uat.acting import Behaviour
 from uat.methods.cadm import CaDM, CaDMConfig
-from uat.nn.ensemble import Units, gaussian_nll, in_pieces
+from uat.nn.ensemble import Units, gaussian_nll
 from uat.noise import uniform
 from uat.training import train
 from uat.types import Batch, Discrete, Noise, Spec, Vector
@@ -247,20 +247,6 @@ def test_a_rare_bonus_hides_nothing() -> None:
     policy = learn("cadm", Bonus(), steps=300, lr=1e-2, **SMALL)
     assert isinstance(policy, CaDM)
     assert_plans_well(policy)
-
-
-def test_rows_shared_out_give_the_same_products_and_gradients() -> None:
-    generator = torch.Generator().manual_seed(0)
-    x, weight, bias = (
-        torch.randn(*shape, generator=generator).double().requires_grad_()
-        for shape in [(3, 12, 5), (3, 5, 4), (3, 1, 4)]
-    )
-    found = []
-    for pieces in (1, 4):
-        product = in_pieces(x, weight, bias, pieces)
-        found.append([product, *torch.autograd.grad(product.square().sum(), (x, weight, bias))])
-    for plain, shared in zip(*found, strict=True):
-        torch.testing.assert_close(shared, plain)
 
 
 def test_members_differ() -> None:

@@ -24,22 +24,7 @@ class EnsembleLinear(nn.Module):
             nn.init.uniform_(parameter, -(d_in**-0.5), d_in**-0.5)
 
     def forward(self, x_MNI: Tensor) -> Tensor:
-        learns = x_MNI.is_cuda and torch.is_grad_enabled()
-        pieces = math.gcd(x_MNI.shape[1], PIECES) if learns else 1
-        return in_pieces(x_MNI, self.weight_MID, self.bias_M1D, pieces)
-
-
-PIECES = 32
-"""Shares of the rows, at most, over which a GPU sums the gradients of weights apart."""
-
-
-def in_pieces(x_MNI: Tensor, weight_MID: Tensor, bias_M1D: Tensor, pieces: int) -> Tensor:
-    """x W + b with the rows shared out: the gradient of W, a sum over many rows with a small result, is then a sum of
-    as many small ones, which libraries of matrix products do not think of by themselves."""
-    (members, rows, width), d_out = x_MNI.shape, weight_MID.shape[2]
-    weight = weight_MID[:, None].expand(-1, pieces, -1, -1).reshape(members * pieces, width, d_out)
-    bias = bias_M1D[:, None].expand(-1, pieces, -1, -1).reshape(members * pieces, 1, d_out)
-    return torch.baddbmm(bias, x_MNI.reshape(members * pieces, -1, width), weight).view(members, rows, d_out)
+        return torch.baddbmm(self.bias_M1D, x_MNI, self.weight_MID)
 
 
 class Ensemble(nn.Module):
@@ -77,16 +62,11 @@ class Units(nn.Module):
     @torch.no_grad()
     def see(self, x_ND: Tensor, valid_N: Tensor) -> None:
         """One more batch; the last hundred count most."""
-        count = valid_N.sum().clamp_min(1)
-
-        def mean(x: Tensor) -> Tensor:
-            return torch.where(valid_N[:, None], x, 0.0).sum(0) / count
-
         self.batches.add_(1)
         rate = (1 / self.batches).clamp_min(0.01)
-        self.mean_D.lerp_(mean(x_ND), rate)
-        distance_D = mean((x_ND - self.mean_D).abs()) * math.sqrt(math.pi / 2)
-        self.spread_D.lerp_(distance_D.clamp_min(1e-6), rate)
+        self.mean_D.lerp_(_mean(x_ND, valid_N), rate)
+        distance_D = _mean((x_ND - self.mean_D).abs(), valid_N) * math.sqrt(math.pi / 2)
+        self.spread_D.lerp_(distance_D.clamp_min(LEAST), rate)
 
     def forward(self, x: Tensor) -> Tensor:
         return (x - self.mean_D) / self.spread_D
@@ -95,23 +75,28 @@ class Units(nn.Module):
         return self.mean_D + x * self.spread_D
 
 
-def laplace_nll(median_MND: Tensor, found_ND: Tensor, valid_N: Tensor, least: float = 1e-6) -> Tensor:
-    """-log of the Laplace density up to a constant, averaged over members and outputs: (N,). Its scale is that of the
-    batch, as in `gaussian_nll`; numbers far from all others pull no more than any other."""
-    distance_ND = (found_ND - median_MND).abs().mean(0)
-    with torch.no_grad():
-        total_D = torch.where(valid_N[:, None], distance_ND, 0.0).sum(0)
-        scale_D = (total_D / valid_N.sum().clamp_min(1)).clamp_min(least)
-    return (distance_ND / scale_D + scale_D.log()).mean(-1)
+LEAST = 1e-6
+"""No scale or variance is smaller."""
 
 
-def gaussian_nll(mean_MND: Tensor, found_ND: Tensor, valid_N: Tensor, least: float = 1e-6) -> Tensor:
+def gaussian_nll(mean_MND: Tensor, found_ND: Tensor, valid_N: Tensor) -> Tensor:
     """-log N(found; mean, variance) up to a constant, averaged over members and outputs: (N,).
 
     Each output has one variance, the one under which these rows are likeliest: outputs of any scale weigh alike.
     """
-    square_ND = (found_ND - mean_MND).square().mean(0)
-    with torch.no_grad():
-        total_D = torch.where(valid_N[:, None], square_ND, 0.0).sum(0)
-        variance_D = (total_D / valid_N.sum().clamp_min(1)).clamp_min(least)
-    return 0.5 * (square_ND / variance_D + variance_D.log()).mean(-1)
+    return 0.5 * _likeliest((found_ND - mean_MND).square().mean(0), valid_N)
+
+
+def laplace_nll(median_MND: Tensor, found_ND: Tensor, valid_N: Tensor) -> Tensor:
+    """The same of the Laplace density: numbers far from all others pull no more than any other."""
+    return _likeliest((found_ND - median_MND).abs().mean(0), valid_N)
+
+
+def _likeliest(error_ND: Tensor, valid_N: Tensor) -> Tensor:
+    """(N,) error / scale + log scale, the scale being the mean error of the valid rows; no gradient goes through it."""
+    scale_D = _mean(error_ND.detach(), valid_N).clamp_min(LEAST)
+    return (error_ND / scale_D + scale_D.log()).mean(-1)
+
+
+def _mean(x_ND: Tensor, valid_N: Tensor) -> Tensor:
+    return torch.where(valid_N[:, None], x_ND, 0.0).sum(0) / valid_N.sum().clamp_min(1)
