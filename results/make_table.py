@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 from uat.report.rows import Rows
-from uat.report.sections import domain_page
+from uat.report.score_tables import domain_page
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs" / "results"

@@ -10,7 +10,7 @@ import pytest
 import uat
 from uat.config import run_config_from_json
 from uat.report.rows import Rows, published
-from uat.report.sections import domain_page
+from uat.report.score_tables import domain_page
 from uat.types import Score
 
 RESULTS = Path(__file__).parents[1] / "results"

@@ -20,15 +20,12 @@ from uat.data.markets.synthetic import Size, generate
 from uat.report.__main__ import main as plain_main
 from uat.report.figures import draw_gate
 from uat.report.rows import Rows, chosen_data, of_data, of_one_device, split_data
-from uat.report.sections import (
+from uat.report.score_tables import metrics_of, pairs_table, rivals_table, score_table
+from uat.report.study_tables import (
     boundary_table,
     efficiency_table,
     gate_table,
     kinetics_table,
-    metrics_of,
-    pairs_table,
-    rivals_table,
-    score_table,
     sensitivity_table,
     shocks_table,
 )

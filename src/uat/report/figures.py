@@ -18,7 +18,8 @@ from uat.evaluation.scores import CEILING
 from uat.methods import METHODS
 from uat.recipes import recipe
 from uat.report.rows import Number, Rows
-from uat.report.sections import LABELS, headline_metrics, metrics_of, sweep_points, there
+from uat.report.score_tables import headline_metrics, metrics_of, there
+from uat.report.study_tables import LABELS, sweep_points
 from uat.report.traces import gate_rows, kinetics_of
 from uat.studies.cells import Filter, Sweep
 from uat.studies.grids import DELAYS, REWARDS, STUDIES, TIMED, WRONG

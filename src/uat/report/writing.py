@@ -16,7 +16,7 @@ from uat import __version__
 from uat.domains import DOMAINS
 from uat.methods import METHODS
 from uat.recipes import family
-from uat.report import sections
+from uat.report import score_tables, study_tables
 from uat.report.figures import DRAWINGS, STYLE, Drawing, MissingError, need_matplotlib
 from uat.report.rows import Rows
 from uat.report.tables import Table
@@ -92,25 +92,29 @@ def tables_of(rows: Rows, study: str) -> list[Table]:
     match study:
         case "main":
             for domain in DOMAINS:
-                found += sections.domain_tables(rows, domain, lambda m: not METHODS[m].changes, "main")
-                found.append(sections.rivals_table(rows, domain, lambda m: not METHODS[m].changes))
-                found.append(sections.pairs_table(rows, domain))
-            found.append(sections.aggregate_table(rows))
+                found += score_tables.domain_tables(rows, domain, lambda m: not METHODS[m].changes, "main")
+                found.append(score_tables.rivals_table(rows, domain, lambda m: not METHODS[m].changes))
+                found.append(score_tables.pairs_table(rows, domain))
+            found.append(score_tables.aggregate_table(rows))
         case "ablation":
             for domain in DOMAINS:
-                tables = sections.domain_tables(rows, domain, lambda m: family(m) == "uat", "ablation")
+                tables = score_tables.domain_tables(rows, domain, lambda m: family(m) == "uat", "ablation")
                 found += [t for t in tables if len([row for row in t.rows if row[0] in METHODS]) > 1]
         case "boundary":
-            found += [sections.boundary_table(rows, domain) for domain in DOMAINS]
+            found += [study_tables.boundary_table(rows, domain) for domain in DOMAINS]
         case "mechanism":
-            found += [sections.attention_table(rows), sections.gate_table(rows), sections.shocks_table(rows)]
-            found.append(sections.kinetics_table(rows))
+            found += [
+                study_tables.attention_table(rows),
+                study_tables.gate_table(rows),
+                study_tables.shocks_table(rows),
+            ]
+            found.append(study_tables.kinetics_table(rows))
         case "sensitivity":
-            found.append(sections.sensitivity_table(rows))
+            found.append(study_tables.sensitivity_table(rows))
         case "efficiency":
-            found.append(sections.efficiency_table(rows))
+            found.append(study_tables.efficiency_table(rows))
         case "diagnostics":
-            found += sections.diagnostics_tables(rows)
+            found += score_tables.diagnostics_tables(rows)
     return [table for table in found if table is not None]
 
 
@@ -162,8 +166,9 @@ def about(rows: Rows) -> str:
     data = "".join(f" Rows of {domain} are of the data {name}." for domain, name in rows.data.items())
     return (
         f"Made by `uat report {rows.folder}` (uat {__version__}) from {len(rows.scores):,} rows measured under the "
-        f"preset {rows.preset}. {sections.OURS} Where both are given, Δ is ours minus published. The published numbers "
-        f"come from other simulators, data and hardware, and stand beside ours for orientation. {sections.LEGEND}{data}"
+        f"preset {rows.preset}. {score_tables.OURS} Where both are given, Δ is ours minus published. The published "
+        "numbers come from other simulators, data and hardware, and stand beside ours for orientation. "
+        f"{score_tables.LEGEND}{data}"
     )
 
 
