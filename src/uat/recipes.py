@@ -81,8 +81,8 @@ PAIRS: dict[tuple[str, str], Settings] = {
     },
     ("sepsis", "cadm"): {  # a model of the world wants many steps, and gives nothing to act on before
         "train.batch_size": 32,
-        "train.epochs": 2000,
-        "train.patience": 2000,
+        "train.epochs": 4000,
+        "train.patience": 4000,
         "train.validate_every": 200,
     },
     ("markets", "uat"): {

@@ -7,6 +7,7 @@ Peaks are torch's own count on CUDA; a CPU has none.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import statistics
 import tempfile
@@ -45,26 +46,24 @@ def device_name(device: str | None) -> str:
 
 
 def _training(config: RunConfig, device: torch.device) -> dict[str, float]:
-    repeats = REPEATS[config.preset]
-    _forget_peak(device)
+    repeats, before = REPEATS[config.preset], _forget_peak(device)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(Run.create(config, Path(folder) / "run"), device)
     epoch, index = trainer.epoch(trainer.learner.phases()[0]), itertools.count()
     whole = _milliseconds(lambda: epoch.run(i := next(index), i + 1), repeats, device)
     trajectory = epoch.player.play(torch.arange(config.train.batch_size), 0)
     step = epoch.captured if epoch.captured is not None else lambda: epoch.optimize(trajectory)
-    return {"optimize_ms": _milliseconds(step, repeats, device), "epoch_ms": whole, **_peak("training", device)}
+    return {"optimize_ms": _milliseconds(step, repeats, device), "epoch_ms": whole, **_peak("training", device, before)}
 
 
 def _acting(config: RunConfig, device: torch.device) -> dict[str, float]:
-    _forget_peak(device)
-    domain = config.build_domain()
+    before, domain = _forget_peak(device), config.build_domain()
     policy = build_policy(config, domain, device)
     player = Player(policy, domain.simulator("test", device), device=device, sampled=False)
     ids = torch.arange(config.train.batch_size)
     rollout = _milliseconds(lambda: player.play(ids, 0), REPEATS[config.preset], device)
     size = float(sum(p.numel() for p in policy.parameters()))
-    return {"parameters": size, "step_ms": rollout / domain.spec.horizon, **_peak("acting", device)}
+    return {"parameters": size, "step_ms": rollout / domain.spec.horizon, **_peak("acting", device, before)}
 
 
 def _milliseconds(call: Callable[[], Any], repeats: int, device: torch.device) -> float:
@@ -85,13 +84,18 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _forget_peak(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
+def _forget_peak(device: torch.device) -> int:
+    """Bytes that are taken already; the peak is counted anew from there."""
+    if device.type != "cuda":
+        return 0
+    gc.collect()  # captured graphs of the method before lie in cycles
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
 
 
-def _peak(what: str, device: torch.device) -> dict[str, float]:
-    peak = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
-    return {} if peak is None else {f"{what}_peak_mib": peak}
+def _peak(what: str, device: torch.device, before: int) -> dict[str, float]:
+    if device.type != "cuda":
+        return {}
+    return {f"{what}_peak_mib": (torch.cuda.max_memory_allocated(device) - before) / 2**20}

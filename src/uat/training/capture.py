@@ -24,6 +24,9 @@ class Captured(Generic[Result]):
     Its inputs are changed by writing into the same tensors; what it returns are the same tensors each time.
     Warm-up really runs the function: tensors that it changes (weights, optimizer state) are named in
     `preserve` and put back.
+
+    Each is recorded on a stream of its own. Libraries of matrix products keep a workspace for each stream: graphs
+    recorded on one stream share it, and write over each other's sums when they are replayed side by side.
     """
 
     def __init__(self, function: Callable[[], Result], *, preserve: Iterable[Tensor] = ()) -> None:
@@ -40,7 +43,7 @@ class Captured(Generic[Result]):
                 tensor.copy_(value)
         self.graph = torch.cuda.CUDAGraph()
         try:
-            with _nothing_collected(), torch.cuda.graph(self.graph):
+            with _nothing_collected(), torch.cuda.graph(self.graph, stream=stream):
                 self.result = function()
         except RuntimeError as error:
             torch.cuda.synchronize()
