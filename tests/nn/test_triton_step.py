@@ -94,6 +94,13 @@ def test_fused_step_equals_the_slow_one(method: str, streams: int, steps: int) -
     assert worst_difference(build(method), streams, steps) < 1e-5
 
 
+@pytest.mark.parametrize("width", [1, 8, 20])
+def test_utilities_of_any_width_are_filled_up(width: int) -> None:
+    policy = build("uat", d_utility=width)
+    assert unfit(policy.backbone, policy.gates) is None
+    assert worst_difference(policy, 3, 3) < 1e-5
+
+
 @pytest.mark.parametrize("method", ["uat", "vanilla"])
 def test_a_program_serves_several_streams_where_many_policies_share_the_device(method: str) -> None:
     """Of 44 policies each has six programs, so that 19 streams go four to a program, and three to the last."""

@@ -48,6 +48,20 @@ def test_each_seed_gives_the_numbers_of_training_it_alone(
         assert_same_run(one, other, 1e-9 if precision == "fp64" else 0.0)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs CUDA")
+@pytest.mark.parametrize("method", ["uat", "vanilla"])
+def test_trainings_of_full_size_do_not_disturb_each_other(tmp_path: Path, method: str) -> None:
+    """Large enough that their products overlap: with a workspace in common some epoch in twenty came out otherwise."""
+    changes = {"train.epochs": 60, "train.validate_every": 30}
+    configs = [override(recipe("darkroom", method, "paper", seed=seed), changes) for seed in range(3)]
+    alone = [train(c, tmp_path / f"alone{c.seed}", device="cuda") for c in configs]
+    for turn in range(2):
+        together = train_together(configs, [tmp_path / f"{turn}-{c.seed}" for c in configs], device="cuda")
+        for one, other in zip(alone, together, strict=True):
+            assert_same_run(one, other, 0.0)
+
+
 def test_a_run_that_stopped_goes_on_beside_one_that_has_not_begun(tmp_path: Path) -> None:
     configs = [config(seed) for seed in range(2)]
     alone = [train(c, tmp_path / f"alone{c.seed}") for c in configs]

@@ -33,14 +33,13 @@ from uat.nn.kernels.triton_parts import (
     norm_backward,
     norm_rows,
     offset,
-    power_of_two,
     shares,
     standardised,
     times,
     times_loaded,
 )
 from uat.nn.kernels.triton_step import products
-from uat.nn.kernels.whole import projections
+from uat.nn.kernels.whole import projections, room
 
 ROWS, WARPS = 64, 4
 """Rows that a program serves, and its warps."""
@@ -134,9 +133,9 @@ class FusedBlock(torch.autograd.Function):
 
 def _attention(shape: tuple[int, int], d: int, heads: int, drop: float, precision: str) -> dict[str, Any]:
     size = d // heads
-    room = max(16, power_of_two(shape[1]))
-    sizes = {"D": d, "H": heads, "E": size, "ROOM": room, "SCALE": size**-0.5}
-    return {**sizes, "DROP": drop, "PRECISION": precision, "num_warps": 4 if room <= 64 else 8}
+    steps = room(shape[1])
+    sizes = {"D": d, "H": heads, "E": size, "ROOM": steps, "SCALE": size**-0.5}
+    return {**sizes, "DROP": drop, "PRECISION": precision, "num_warps": 4 if steps <= 64 else 8}
 
 
 def _project_gradients(

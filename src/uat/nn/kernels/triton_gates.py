@@ -17,9 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from uat.nn.kernels.triton_parts import room, tanh, times, times_loaded, times_some
+from uat.nn.kernels.triton_parts import tanh, times, times_loaded, times_some
 from uat.nn.kernels.triton_step import products
-from uat.nn.kernels.whole import feedback
+from uat.nn.kernels.whole import feedback, room
 from uat.nn.utility import Gates, UtilityGates
 from uat.types import NO_ACTION
 

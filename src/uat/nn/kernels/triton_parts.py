@@ -11,16 +11,6 @@ import triton
 import triton.language as tl
 
 
-def room(size: int) -> int:
-    """The least block that holds so many entries and that a matrix product takes."""
-    return max(16, power_of_two(size))
-
-
-def power_of_two(size: int) -> int:
-    """The least power of two that is not smaller."""
-    return 1 << (size - 1).bit_length()
-
-
 def shares(size: int, share: int) -> int:
     """How many shares of so many make up the whole."""
     return -(-size // share)

@@ -7,6 +7,7 @@ offset.
 
 Shapes: B streams, D width, H heads, E head size, S capacity, F feed-forward, U utility width, L layers, A actions,
 J width of an action's embedding.
+U is filled up with zeros to a size that matrix products take; UBAR of them are kept.
 """
 
 # pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
@@ -27,15 +28,13 @@ from uat.nn.kernels.triton_parts import (
     diagonal,
     norm_rows,
     normed,
-    power_of_two,
-    room,
     shares,
     tanh,
     times,
     times_loaded,
     times_some,
 )
-from uat.nn.kernels.whole import Feedback, feedback, hidden_units, projections
+from uat.nn.kernels.whole import Feedback, feedback, hidden_units, power_of_two, projections, room
 from uat.nn.utility import UtilityGates
 from uat.types import Step
 
@@ -61,7 +60,7 @@ def unfit(backbone: Transformer, utility: UtilityGates | None) -> str | None:
     c = backbone.config
     sizes = {"d_model": c.d_model, "d_ff": c.d_ff}
     if utility is not None:
-        sizes |= {"d_utility": utility.d_utility, "d_hidden": hidden_units(utility.encoder)}
+        sizes |= {"d_utility": room(utility.d_utility), "d_hidden": hidden_units(utility.encoder)}
     for name, size in sizes.items():
         if size & (size - 1) or not 16 <= size <= 256:
             return f"it takes powers of two from 16 to 256, and {name} is {size}"
@@ -172,6 +171,7 @@ def _launch(
         "J_ROOM": 16,
         "HIDDEN": 16,
         "U": 16,
+        "UBAR": 16,
         "DECAY": 0.0,
         "IDS": True,
         **{name: value for name, value in (seen | told).items() if not isinstance(value, Tensor)},
@@ -241,8 +241,8 @@ def _told(utility: UtilityGates, step: Step, ubar_BU: Tensor | None, cache: KVCa
     return {
         "action_ptr": action, "reward_ptr": reward_B, "table_ptr": table, "w1_ptr": first, "w2_ptr": last,
         "token_ptr": token, "regime_ptr": regime, "ubar_ptr": ubar_BU,
-        "J": width, "J_ROOM": room(width + 1), "HIDDEN": first.shape[0], "U": utility.d_utility,
-        "DECAY": utility.decay, "IDS": cache.packed.feedback.table_AJ is not None,
+        "J": width, "J_ROOM": room(width + 1), "HIDDEN": first.shape[0], "U": last.shape[0],
+        "UBAR": utility.d_utility, "DECAY": utility.decay, "IDS": cache.packed.feedback.table_AJ is not None,
     }  # fmt: skip
 
 
@@ -285,7 +285,7 @@ def _step(
     SEATS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, SINGLE: tl.constexpr,
     UTILITY: tl.constexpr, HEAD: tl.constexpr, MASKED: tl.constexpr, SAMPLED: tl.constexpr, PRECISION: tl.constexpr,
     ENCODE: tl.constexpr, WIDTH: tl.constexpr, WIDTH_ROOM: tl.constexpr, J: tl.constexpr, J_ROOM: tl.constexpr,
-    HIDDEN: tl.constexpr, U: tl.constexpr, DECAY: tl.constexpr, IDS: tl.constexpr,
+    HIDDEN: tl.constexpr, U: tl.constexpr, UBAR: tl.constexpr, DECAY: tl.constexpr, IDS: tl.constexpr,
 ):  # fmt: skip
     row, d = tl.arange(0, ROWS), tl.arange(0, D)
     start = tl.program_id(0) * REAL
@@ -326,10 +326,10 @@ def _step(
         said = tl.where(j[None, :] == J, reward[:, None], said)  # [f_a(a); r]
         now = tl.maximum(times_some(said, w1_ptr, unit, j, J + 1, PRECISION), 0.0)
         now = times(now, w2_ptr, u, unit, HIDDEN, PRECISION)
-        at = stream[:, None] * U + u[None, :]
-        before = tl.load(ubar_ptr + at, mask=alive, other=0.0)
+        at, kept = stream[:, None] * UBAR + u[None, :], alive & (u < UBAR)[None, :]
+        before = tl.load(ubar_ptr + at, mask=kept, other=0.0)
         ubar = DECAY * tl.where(first[:, None], 0.0, before) + (1 - DECAY) * now
-        tl.store(ubar_ptr + at, ubar, mask=alive)
+        tl.store(ubar_ptr + at, ubar, mask=kept)
         rho = tanh(times(ubar, regime_ptr, d, u, U, PRECISION))
 
     # rows of attention: every head of every stream

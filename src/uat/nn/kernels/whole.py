@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from uat.nn.attention import UtilityAffine
@@ -25,7 +26,7 @@ class Feedback(NamedTuple):
     first: Tensor
     """(hidden, J + 1): the last column meets the reward."""
     last: Tensor
-    """(U, hidden)"""
+    """(U, hidden); U is a size that matrix products take, the rest of it zeros"""
     token: Tensor
     """(L * D, U)"""
     regime: Tensor
@@ -55,7 +56,20 @@ def feedback(utility: UtilityGates) -> Feedback:
         part.weight if isinstance(part, nn.Linear) else torch.zeros(part.d_out, part.d_in, device=device)
         for part in (utility.token, utility.regime)
     )
+    spare = room(utility.d_utility) - utility.d_utility
+    if spare:
+        last, token, regime = F.pad(last, (0, 0, 0, spare)), F.pad(token, (0, spare)), F.pad(regime, (0, spare))
     return Feedback(table, first, last, token, regime)
+
+
+def room(size: int) -> int:
+    """The least block that holds so many entries and that a matrix product takes."""
+    return max(16, power_of_two(size))
+
+
+def power_of_two(size: int) -> int:
+    """The least power of two that is not smaller."""
+    return 1 << (size - 1).bit_length()
 
 
 def hidden_units(encoder: UtilityEncoder) -> int:
