@@ -20,7 +20,7 @@ from uat.data.markets.synthetic import Size, generate
 from uat.report.__main__ import main as plain_main
 from uat.report.figures import draw_gate
 from uat.report.rows import Rows, chosen_data, of_data, of_one_device, split_data
-from uat.report.score_tables import metrics_of, pairs_table, rivals_table, score_table
+from uat.report.score_tables import metrics_of, pairs_table, rivals_table, score_table, signed
 from uat.report.study_tables import (
     boundary_table,
     efficiency_table,
@@ -62,6 +62,13 @@ TWO_SEEDS = (
     score("uat", 0.9, seed=1),
     score("ceiling", 0.9),
 )
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(0.0126, "+0.013"), (-0.0126, "−0.013"), (-0.0004, "0.000"), (0.0, "0.000"), (None, "")]
+)
+def test_a_difference_of_nothing_has_no_sign(value: float | None, said: str) -> None:
+    assert signed(value) == said
 
 
 def test_a_table_shows_ours_the_published_number_and_the_difference() -> None:

@@ -18,7 +18,7 @@ from uat.evaluation.scores import CEILING
 from uat.methods import METHODS
 from uat.recipes import recipe
 from uat.report.rows import Number, Rows
-from uat.report.score_tables import headline_metrics, metrics_of, there
+from uat.report.score_tables import headline_metrics, metrics_of, signed, there
 from uat.report.study_tables import LABELS, sweep_points
 from uat.report.traces import gate_rows, kinetics_of
 from uat.studies.cells import Filter, Sweep
@@ -107,12 +107,15 @@ def draw_boundary(rows: Rows) -> Any:
         ceiling = np.array([np.nan if (x := numbers[CEILING]) is None else x.mean for _, numbers in levels])
         if np.isfinite(ceiling).any():
             axis.plot(at, ceiling, color=COLOURS[2], linestyle=":", marker="_", markersize=12, label="Bayes filter")
-        for x, (_, numbers) in zip(at, levels, strict=True):
+        for x, top, (_, numbers) in zip(at, ceiling, levels, strict=True):
             means = [number.mean for method in (TWIN, BEST) if (number := numbers[method]) is not None]
             if len(means) == 2:
-                gap, top = means[1] - means[0], max(means)
-                text = f"{gap:+.2f}" if abs(gap) >= 0.1 else f"{gap:+.3f}"
-                axis.annotate(text, (x, top), (0, 7), textcoords="offset points", ha="center", fontsize=7)
+                text = signed(means[1] - means[0], 2 if abs(means[1] - means[0]) >= 0.1 else 3)
+                close = top - max(means) < 0.1 * (
+                    np.nanmax(ceiling) - min(means)
+                )  # a mark where the number would stand
+                above = top if close else max(means)
+                axis.annotate(text, (x, above), (0, 7), textcoords="offset points", ha="center", fontsize=7)
         axis.set_xticks(at, [label for label, _ in levels], rotation=35, ha="right")
         axis.set_ylabel(metrics_of(rows, domain)[0].label)
         axis.margins(y=0.15)
@@ -265,7 +268,8 @@ def draw_sensitivity(rows: Rows) -> Any:
     sweeps: dict[str, list[Sweep]] = {}
     for sweep in STUDIES["sensitivity"].sweeps:
         sweeps.setdefault(sweep.label, []).append(sweep)
-    names = ["post_shift_accuracy", "accuracy"]
+    labels = {m.name: m.label for m in metrics_of(rows, "sepsis")}
+    names = ["accuracy", "post_shift_accuracy"]
     found: dict[str, list[tuple[Sweep, list[Number]]]] = {}
     for label, own in sweeps.items():
         for sweep in own:
@@ -280,9 +284,7 @@ def draw_sensitivity(rows: Rows) -> Any:
         for i, name in enumerate(names):
             mean = np.array([numbers[i].mean for _, numbers in points])
             std = np.array([numbers[i].std or 0.0 for _, numbers in points])
-            axis.plot(
-                x, mean, DASHES[i], color=COLOURS[i], marker=MARKERS[i], markersize=4, label=name.replace("_", " ")
-            )
+            axis.plot(x, mean, DASHES[i], color=COLOURS[i], marker=MARKERS[i], markersize=4, label=labels[name])
             axis.fill_between(x, mean - std, mean + std, color=COLOURS[i], alpha=0.2, linewidth=0)
         for sweep, _ in points:
             if _is_default(rows, sweep):
@@ -389,7 +391,7 @@ def draw_efficiency(rows: Rows) -> Any:
 
 
 def draw_main(rows: Rows) -> Any:
-    """Every method in every domain, by the first metric, with deviation and the references as lines."""
+    """Every method in every domain, by the first metric, with intervals and the references as lines."""
     shown = [domain for domain in DOMAINS if any(m in METHODS for m in there(rows, domain, _whole))]
     if not shown:
         raise MissingError("uat reproduce main")
@@ -419,10 +421,10 @@ def draw_main(rows: Rows) -> Any:
 
 
 def _sure(numbers: Sequence[Number | None]) -> list[list[float]]:
-    """How far down and up: the deviation over seeds; of a single seed its interval, where there is one."""
+    """How far down and up: the 95 % interval; where there is none, the deviation over seeds."""
     ends: list[tuple[float, float]] = []
     for x in numbers:
-        if x is not None and x.std is None and x.low is not None and x.high is not None:
+        if x is not None and x.low is not None and x.high is not None:
             ends.append((max(0.0, x.mean - x.low), max(0.0, x.high - x.mean)))
         else:
             ends.append((0.0, 0.0) if x is None or x.std is None else (x.std, x.std))
@@ -437,8 +439,8 @@ DRAWINGS: tuple[Drawing, ...] = (
     Drawing(
         name="main",
         title="Main results",
-        caption="First metric of each domain: points are ours with the deviation over seeds (of one seed: the 95 % "
-        "interval), short bars the published numbers, lines the Bayes filter, on markets equal weight.",
+        caption="First metric of each domain: points are ours with the 95 % interval over seeds and episodes, short "
+        "bars the published numbers, lines the Bayes filter, on markets equal weight.",
         draw=draw_main,
     ),
     Drawing(

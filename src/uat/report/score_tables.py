@@ -42,7 +42,10 @@ def number(found: Number | None, digits: int = 3) -> str:
 
 
 def signed(value: float | None, digits: int = 3) -> str:
-    return "" if value is None else f"{value:+.{digits}f}".replace("-", "−")
+    """With its sign, and without one where it is nothing at so many digits."""
+    if value is None:
+        return ""
+    return f"{value:+.{digits}f}".replace("-", "−") if round(value, digits) else f"{0:.{digits}f}"
 
 
 def metrics_of(rows: Rows, domain: str) -> tuple[Metric, ...]:

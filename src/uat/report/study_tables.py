@@ -75,16 +75,17 @@ def _published_gap(rows: Rows, sweep: Sweep) -> float | None:
 
 def sensitivity_table(rows: Rows) -> Table | None:
     body = []
-    names = [metric.name for metric in headline_metrics(rows, "sepsis")]
+    metrics = headline_metrics(rows, "sepsis")
     for sweep in STUDIES["sensitivity"].sweeps:
         value = next(iter(sweep.settings.values()))
-        found = [sweep_points(rows, sweep, "uat", name) for name in names]
+        found = [sweep_points(rows, sweep, "uat", metric.name) for metric in metrics]
         if any(found):
             body.append([f"{sweep.label} = {value}", *(number(x) for x in found)])
     if not body:
         return None
     title = "Sensitivity on sepsis: one setting at a time"
-    return Table(name="sensitivity", title=title, note=OURS, head=["setting", *names], rows=body)
+    head = ["setting", *(metric.label for metric in metrics)]
+    return Table(name="sensitivity", title=title, note="Mean ± deviation over seeds.", head=head, rows=body)
 
 
 def efficiency_table(rows: Rows) -> Table | None:
