@@ -144,6 +144,11 @@ def test_sizes_that_do_not_fit_are_named(sizes: dict[str, int], reason: str) -> 
     assert reason in (unfit(build("vanilla", SPEC, **sizes).backbone, None) or "")
 
 
+def test_utilities_that_are_too_wide_are_named() -> None:
+    policy = build("uat", d_utility=300)
+    assert "d_utility of at most 256, and it is 300" in (unfit(policy.backbone, policy.gates) or "")
+
+
 def test_wide_gates_take_the_slow_step_and_wide_blocks_without_them_do_not() -> None:
     wide = build("uat", d_model=128, num_heads=4)
     assert "d_model of at most 64, and it is 128" in (unfit(wide.backbone, wide.gates) or "")

@@ -111,10 +111,7 @@ def draw_boundary(rows: Rows) -> Any:
             means = [number.mean for method in (TWIN, BEST) if (number := numbers[method]) is not None]
             if len(means) == 2:
                 text = signed(means[1] - means[0], 2 if abs(means[1] - means[0]) >= 0.1 else 3)
-                close = top - max(means) < 0.1 * (
-                    np.nanmax(ceiling) - min(means)
-                )  # a mark where the number would stand
-                above = top if close else max(means)
+                above = top if 0 <= top - max(means) < 0.02 else max(means)  # the filter's mark must not be in its way
                 axis.annotate(text, (x, above), (0, 7), textcoords="offset points", ha="center", fontsize=7)
         axis.set_xticks(at, [label for label, _ in levels], rotation=35, ha="right")
         axis.set_ylabel(metrics_of(rows, domain)[0].label)

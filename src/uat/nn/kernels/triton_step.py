@@ -60,10 +60,12 @@ def unfit(backbone: Transformer, utility: UtilityGates | None) -> str | None:
     c = backbone.config
     sizes = {"d_model": c.d_model, "d_ff": c.d_ff}
     if utility is not None:
-        sizes |= {"d_utility": room(utility.d_utility), "d_hidden": hidden_units(utility.encoder)}
+        sizes["d_hidden"] = hidden_units(utility.encoder)
     for name, size in sizes.items():
         if size & (size - 1) or not 16 <= size <= 256:
             return f"it takes powers of two from 16 to 256, and {name} is {size}"
+    if utility is not None and utility.d_utility > 256:
+        return f"it takes a d_utility of at most 256, and it is {utility.d_utility}"
     if utility is not None and c.d_model > 64:
         return f"with gates it takes a d_model of at most 64, and it is {c.d_model}: more does not fit shared memory"
     if c.num_heads & (c.num_heads - 1):
