@@ -24,6 +24,7 @@ from uat.methods import Policy
 from uat.methods.policy import TransformerPolicy
 from uat.recipes import recipe
 from uat.runs import Run
+from uat.training.capture import own_stream
 from uat.training.trainer import Trainer
 from uat.types import Trajectory
 
@@ -144,7 +145,7 @@ def together(config: RunConfig, seeds: int, device: torch.device) -> Call | str:
     trainings = [Training(override(config, {"seed": seed}), "fast", device) for seed in range(seeds)]
     if trainings[0].reason is not None:
         return trainings[0].reason
-    streams = [torch.cuda.Stream(device) for _ in trainings]
+    streams = [own_stream(device) for _ in trainings]
     for training in trainings:
         training.policy.share_device(seeds)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor
 
 Result = TypeVar("Result")
+STREAMS = 32
+"""Streams that torch has on a device; it hands them out in turn."""
 
 
 class CaptureError(RuntimeError):
@@ -32,7 +35,7 @@ class Captured(Generic[Result]):
     def __init__(self, function: Callable[[], Result], *, preserve: Iterable[Tensor] = ()) -> None:
         self.function = function  # keeps alive what the graph reads
         before = [(tensor, tensor.detach().clone()) for tensor in preserve]
-        stream = torch.cuda.Stream()
+        self.stream = stream = own_stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(3):
@@ -52,6 +55,25 @@ class Captured(Generic[Result]):
     def __call__(self) -> Result:
         self.graph.replay()
         return self.result
+
+
+_held: weakref.WeakValueDictionary[tuple[int, int], torch.cuda.Stream] = weakref.WeakValueDictionary()
+"""Streams that somebody owns, by device and handle."""
+
+
+def own_stream(device: torch.device | None = None) -> torch.cuda.Stream:
+    """A stream that is nobody else's as long as it is held; if torch has no more, a warning, and one that is shared."""
+    for stream in (torch.cuda.Stream(device) for _ in range(STREAMS)):
+        at = (stream.device_index, stream.cuda_stream)
+        if at not in _held:
+            _held[at] = stream
+            return stream
+    warnings.warn(
+        f"all {STREAMS} streams of the device are in use, and graphs that share one must not run side by side: "
+        "train fewer at a time",
+        stacklevel=2,
+    )
+    return torch.cuda.Stream(device)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ import torch
 from uat.config import RunConfig
 from uat.noise import derive
 from uat.runs import Run
+from uat.training.capture import own_stream
 from uat.training.progress import Progress
 from uat.training.surroundings import pick_device, precision, seeded
 from uat.training.trainer import ShowProgress, Trainer
@@ -78,6 +79,6 @@ def _stream(trainers: list[Trainer], device: torch.device) -> contextlib.Abstrac
         trainer.learner.fuse_pass()
     if not all(trainer.learner.own_noise for trainer in trainers):
         return contextlib.nullcontext()
-    stream = torch.cuda.Stream(device)
+    stream = own_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     return torch.cuda.stream(stream)
