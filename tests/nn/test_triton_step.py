@@ -94,9 +94,9 @@ def test_fused_step_equals_the_slow_one(method: str, streams: int, steps: int) -
     assert worst_difference(build(method), streams, steps) < 1e-5
 
 
-@pytest.mark.parametrize("width", [1, 8, 20])
-def test_utilities_of_any_width_are_filled_up(width: int) -> None:
-    policy = build("uat", d_utility=width)
+@pytest.mark.parametrize(("method", "width"), [("uat", 1), ("uat", 20), ("uat-linear", 4)])
+def test_utilities_of_any_width_are_filled_up(method: str, width: int) -> None:
+    policy = build(method, d_utility=width, d_hidden=24)
     assert unfit(policy.backbone, policy.gates) is None
     assert worst_difference(policy, 3, 3) < 1e-5
 
@@ -146,7 +146,7 @@ def test_sizes_that_do_not_fit_are_named(sizes: dict[str, int], reason: str) -> 
 
 def test_utilities_that_are_too_wide_are_named() -> None:
     policy = build("uat", d_utility=300)
-    assert "d_utility of at most 256, and it is 300" in (unfit(policy.backbone, policy.gates) or "")
+    assert "to 256, and d_utility is 300" in (unfit(policy.backbone, policy.gates) or "")
 
 
 def test_wide_gates_take_the_slow_step_and_wide_blocks_without_them_do_not() -> None:

@@ -75,9 +75,9 @@ def test_the_fused_pass_gives_outputs_and_gradients_of_the_slow_one(method: str,
     check(build(method, SMALL, 20), some_batch(episodes, steps), 1e-4)
 
 
-@pytest.mark.parametrize("width", [4, 20])
-def test_the_same_for_utilities_of_any_width(width: int) -> None:
-    check(build("uat", {**SMALL, "d_utility": width}, 20), some_batch(2, 5), 1e-4)
+@pytest.mark.parametrize(("method", "width"), [("uat", 4), ("uat", 20), ("uat-linear", 4)])
+def test_the_same_for_utilities_of_any_width(method: str, width: int) -> None:
+    check(build(method, {**SMALL, "d_utility": width, "d_hidden": 24}, 20), some_batch(2, 5), 1e-4)
 
 
 @pytest.mark.gpu

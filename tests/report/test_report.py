@@ -18,8 +18,8 @@ from uat.cli import main
 from uat.data.markets import prepared
 from uat.data.markets.synthetic import Size, generate
 from uat.report.__main__ import main as plain_main
-from uat.report.figures import draw_gate
-from uat.report.rows import Rows, chosen_data, of_data, of_one_device, split_data
+from uat.report.figures import draw_gate, reach
+from uat.report.rows import Number, Rows, chosen_data, of_data, of_one_device, split_data
 from uat.report.score_tables import metrics_of, pairs_table, rivals_table, score_table, signed
 from uat.report.study_tables import (
     boundary_table,
@@ -62,6 +62,11 @@ TWO_SEEDS = (
     score("uat", 0.9, seed=1),
     score("ceiling", 0.9),
 )
+
+
+def test_bars_reach_to_the_interval_and_where_there_is_none_as_far_as_seeds_deviate() -> None:
+    sure = Number(mean=0.5, std=0.01, seeds=(0, 1), n=4, low=0.25, high=1.0)
+    assert reach([sure, Number(mean=0.5, std=0.01, seeds=(0, 1), n=4), None]) == [[0.25, 0.01, 0.0], [0.5, 0.01, 0.0]]
 
 
 @pytest.mark.parametrize(

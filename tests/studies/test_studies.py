@@ -195,6 +195,12 @@ def test_what_methods_cost_is_measured_on_every_device(tmp_path: Path, monkeypat
         assert [row["device"] for row in read(tmp_path / "efficiency.jsonl")] == ["elsewhere", "here"]
 
 
+def test_costs_measured_in_a_process_of_their_own_are_the_same_metrics() -> None:
+    rows = efficiency.measure_apart("vanilla", "smoke", "cpu")
+    assert {row["metric"] for row in rows} == {"optimize_ms", "epoch_ms", "parameters", "step_ms"}
+    assert all(row["value"] > 0 and row["method"] == "vanilla" for row in rows)
+
+
 def test_a_failure_is_told_kept_and_tried_again_and_stops_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 
 import pytest
 
@@ -25,7 +26,7 @@ class Stream:
 def few_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture.torch.cuda, "Stream", Stream)
     monkeypatch.setattr(capture, "STREAMS", COUNT)
-    capture._held.clear()  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(capture, "_held", weakref.WeakValueDictionary())
 
 
 def test_nobody_shares_a_stream_that_is_held() -> None:
@@ -34,6 +35,14 @@ def test_nobody_shares_a_stream_that_is_held() -> None:
         assert own_stream().cuda_stream != first.cuda_stream
     held = [first, *(own_stream() for _ in range(COUNT - 1))]
     assert len({stream.cuda_stream for stream in held}) == COUNT
+
+
+def test_those_of_graphs_that_nobody_can_reach_are_free_again() -> None:
+    for _ in range(COUNT):
+        graph: list[object] = [own_stream()]
+        graph.append(graph)  # as a graph and the function that it keeps alive
+        del graph
+    own_stream()
 
 
 def test_where_there_are_no_more_a_warning_says_so() -> None:

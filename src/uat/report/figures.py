@@ -402,7 +402,7 @@ def draw_main(rows: Rows) -> Any:
             at = np.arange(len(methods)) + (i - (len(DOMAINS[domain].tasks) - 1) / 2) * 0.2
             mean = [np.nan if x is None else x.mean for x in numbers]
             style = {"color": COLOURS[i], "marker": MARKERS[i], "linestyle": "none"}
-            axis.errorbar(at, mean, yerr=_sure(numbers), capsize=2, markersize=5, label=task, **style)
+            axis.errorbar(at, mean, yerr=reach(numbers), capsize=2, markersize=5, label=task, **style)
             theirs = [rows.published_number((domain, task, setting, m, metric.name)) for m in methods]
             axis.plot(
                 at, [np.nan if x is None else x[0] for x in theirs], "_", color=COLOURS[i], markersize=9, alpha=0.6
@@ -417,7 +417,7 @@ def draw_main(rows: Rows) -> Any:
     return figure
 
 
-def _sure(numbers: Sequence[Number | None]) -> list[list[float]]:
+def reach(numbers: Sequence[Number | None]) -> list[list[float]]:
     """How far down and up: the 95 % interval; where there is none, the deviation over seeds."""
     ends: list[tuple[float, float]] = []
     for x in numbers:
@@ -436,8 +436,9 @@ DRAWINGS: tuple[Drawing, ...] = (
     Drawing(
         name="main",
         title="Main results",
-        caption="First metric of each domain: points are ours with the 95 % interval over seeds and episodes, short "
-        "bars the published numbers, lines the Bayes filter, on markets equal weight.",
+        caption="First metric of each domain: points are ours with the 95 % interval over seeds and episodes (where "
+        "single episodes were not kept, the deviation over seeds), short bars the published numbers, lines the Bayes "
+        "filter, on markets equal weight.",
         draw=draw_main,
     ),
     Drawing(

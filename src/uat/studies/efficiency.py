@@ -1,18 +1,21 @@
-"""What methods cost: parameters, milliseconds and memory, with nothing else running.
+"""What methods cost: parameters, milliseconds and memory, with nothing else running, on CUDA in a process each.
 
 `optimize_ms` is one optimizer step on the episodes of a batch (the published "ms/ep" leaves the rollout out),
 `epoch_ms` the rollout and that step, `step_ms` one decision in every stream of a batch: a rollout by its horizon.
-Peaks are torch's own count on CUDA; a CPU has none.
+Peaks are torch's own count on CUDA, workspaces of matrix products included; a CPU has none. A process that did other
+things before would keep workspaces and graphs of those.
 """
 
 from __future__ import annotations
 
 import gc
 import itertools
+import multiprocessing
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,12 @@ from uat.training.trainer import Trainer, build_policy
 REPEATS = {"smoke": 2, "quick": 5, "paper": 30}
 WARM_UP = 3
 DOMAIN = "darkroom"
+
+
+def measure_apart(method: str, preset: str, device: str | None) -> list[dict[str, Any]]:
+    """`measure` where nothing has happened before."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(measure, method, preset, device).result()
 
 
 def measure(method: str, preset: str, device: str | None) -> list[dict[str, Any]]:

@@ -155,17 +155,18 @@ def _removed(folder: Path) -> Any:
 
 
 def time_methods(options: Reproduce, results: Results, summing: Summing) -> None:
-    """Speed and memory, one method after the other in this process, when all else is done."""
+    """Speed and memory, one method after the other, when all else is done."""
     file = results.path / "efficiency.jsonl"
     if options.domains and efficiency.DOMAIN not in options.domains:
         return
     here = (options.preset, efficiency.device_name(options.device))
+    measure = efficiency.measure_apart if pick_device(options.device).type == "cuda" else efficiency.measure
     there = {row["method"] for row in read(file) if (row["preset"], row["device"]) == here}
     for method in TIMED:
         if options.filter.wants_method(method) and method not in there:
             print(f"timing {method}", file=sys.stderr, flush=True)
             try:
-                merge(file, efficiency.measure(method, options.preset, options.device), TIMING_KEY)
+                merge(file, measure(method, options.preset, options.device), TIMING_KEY)
             except (ValueError, RuntimeError) as error:
                 summing.failed[f"efficiency of {method}"] = str(error).splitlines()[0]
 

@@ -63,11 +63,14 @@ _held: weakref.WeakValueDictionary[tuple[int, int], torch.cuda.Stream] = weakref
 
 def own_stream(device: torch.device | None = None) -> torch.cuda.Stream:
     """A stream that is nobody else's as long as it is held; if torch has no more, a warning, and one that is shared."""
-    for stream in (torch.cuda.Stream(device) for _ in range(STREAMS)):
-        at = (stream.device_index, stream.cuda_stream)
-        if at not in _held:
-            _held[at] = stream
-            return stream
+    for look in range(2):
+        for stream in (torch.cuda.Stream(device) for _ in range(STREAMS)):
+            at = (stream.device_index, stream.cuda_stream)
+            if at not in _held:
+                _held[at] = stream
+                return stream
+        if look == 0:
+            gc.collect()  # graphs lie in cycles with what they call: those of trainings that are over hold theirs still
     warnings.warn(
         f"all {STREAMS} streams of the device are in use, and graphs that share one must not run side by side: "
         "train fewer at a time",

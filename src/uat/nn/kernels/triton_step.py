@@ -58,14 +58,17 @@ class Packed(NamedTuple):
 def unfit(backbone: Transformer, utility: UtilityGates | None) -> str | None:
     """Why this policy cannot take the fused step; None if it can."""
     c = backbone.config
-    sizes = {"d_model": c.d_model, "d_ff": c.d_ff}
-    if utility is not None:
-        sizes["d_hidden"] = hidden_units(utility.encoder)
-    for name, size in sizes.items():
+    for name, size in (("d_model", c.d_model), ("d_ff", c.d_ff)):
         if size & (size - 1) or not 16 <= size <= 256:
             return f"it takes powers of two from 16 to 256, and {name} is {size}"
-    if utility is not None and utility.d_utility > 256:
-        return f"it takes a d_utility of at most 256, and it is {utility.d_utility}"
+    widths = (
+        {}
+        if utility is None
+        else {"d_utility": utility.d_utility, "their number of hidden units": hidden_units(utility.encoder)}
+    )
+    for name, width in widths.items():
+        if width > 256:
+            return f"it takes utilities and hidden units to 256, and {name} is {width}"
     if utility is not None and c.d_model > 64:
         return f"with gates it takes a d_model of at most 64, and it is {c.d_model}: more does not fit shared memory"
     if c.num_heads & (c.num_heads - 1):

@@ -24,9 +24,10 @@ class Feedback(NamedTuple):
 
     table_AJ: Tensor | None
     first: Tensor
-    """(hidden, J + 1): the last column meets the reward."""
+    """(hidden, J + 1): the last column meets the reward. Hidden units and U are as many as matrix products take, those
+    beyond the encoder's own zeros."""
     last: Tensor
-    """(U, hidden); U is a size that matrix products take, the rest of it zeros"""
+    """(U, hidden)"""
     token: Tensor
     """(L * D, U)"""
     regime: Tensor
@@ -56,9 +57,11 @@ def feedback(utility: UtilityGates) -> Feedback:
         part.weight if isinstance(part, nn.Linear) else torch.zeros(part.d_out, part.d_in, device=device)
         for part in (utility.token, utility.regime)
     )
-    spare = room(utility.d_utility) - utility.d_utility
-    if spare:
-        last, token, regime = F.pad(last, (0, 0, 0, spare)), F.pad(token, (0, spare)), F.pad(regime, (0, spare))
+    wider, more = (room(size) - size for size in last.shape)
+    if more:
+        first, last = F.pad(first, (0, 0, 0, more)), F.pad(last, (0, more))
+    if wider:
+        last, token, regime = F.pad(last, (0, 0, 0, wider)), F.pad(token, (0, wider)), F.pad(regime, (0, wider))
     return Feedback(table, first, last, token, regime)
 
 
