@@ -12,7 +12,7 @@ import torch
 
 import uat
 from uat.studies.__main__ import main
-from uat.training.ranks import Ranks
+from uat.training.ranks import Ranks, joined
 
 SMALL = {
     "domain.horizon": 6,
@@ -78,3 +78,19 @@ def test_a_batch_that_cannot_be_shared_is_refused(monkeypatch: pytest.MonkeyPatc
     config = uat.override(uat.recipe("darkroom", "uat", "smoke"), SMALL)
     with pytest.raises(ValueError, match=r"batch_size=16 must be a multiple of the 3 processes"):
         uat.train(config, tmp_path / "run", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("device", "process", "said"),
+    [
+        ("cuda:0", 1, "device 'cuda:0' is one GPU for 2 processes: say 'cuda', and each takes its own"),
+        ("cuda", 1, "process 1 of this machine has no GPU of its own: there are 1"),
+    ],
+)
+def test_processes_do_not_share_a_gpu(monkeypatch: pytest.MonkeyPatch, device: str, process: int, said: str) -> None:
+    for name, value in {"RANK": process, "LOCAL_RANK": process, "WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    config = uat.recipe("darkroom", "uat", "smoke")
+    with pytest.raises(ValueError, match=said), joined(config, torch.device(device)):
+        pass

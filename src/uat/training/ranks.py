@@ -74,14 +74,24 @@ def joined(config: RunConfig, device: torch.device) -> Iterator[tuple[Ranks, tor
         raise ValueError(
             f"train.batch_size={config.train.batch_size} must be a multiple of the {ranks.count} processes"
         )
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    if device.type == "cuda":
+        device = _own_gpu(device, int(os.environ.get("LOCAL_RANK", 0)), ranks.count)
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         yield ranks, device
     finally:
         dist.destroy_process_group()
+
+
+def _own_gpu(device: torch.device, process: int, count: int) -> torch.device:
+    if device.index is not None:
+        raise ValueError(f"device '{device}' is one GPU for {count} processes: say 'cuda', and each takes its own")
+    if process >= torch.cuda.device_count():
+        raise ValueError(
+            f"process {process} of this machine has no GPU of its own: there are {torch.cuda.device_count()}"
+        )
+    return torch.device("cuda", process)
 
 
 @contextlib.contextmanager
