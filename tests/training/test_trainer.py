@@ -1,16 +1,11 @@
-"""Training: the same numbers after any kill, the right rates on the right weights, and nothing left behind."""
+"""Training: what decides its numbers, which weights are kept, when it stops, and nothing left behind."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import itertools
-import json
 import random
 import shutil
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,203 +18,26 @@ from torch import Tensor, nn
 
 import uat.runs
 import uat.training.checkpoint
-from tests.builders import IN_THE_DARK
-from uat.acting import rollout
-from uat.config import RunConfig, TrainConfig, override, to_json
+from tests.training.small_runs import (
+    Crash,
+    crash_at,
+    judged,
+    last_weights,
+    numbers,
+    same,
+    saved_weights,
+    tiny,
+)
+from uat.config import RunConfig, override
 from uat.domains.darkroom import DarkRoom
 from uat.methods import METHODS, Method, Phase, Policy
 from uat.methods.uat import UAT
 from uat.nn.heads import build_head
-from uat.recipes import recipe
 from uat.runs import Run, load_policy, read_tensors
 from uat.training import train
-from uat.training.optimizing import build_optimizer, optimize, set_rates
-from uat.training.trainer import Trainer, build_policy
 from uat.types import Batch, Losses, Metric, Spec, Step
 
-TINY: dict[str, Any] = {
-    "domain.horizon": 5,
-    "method.d_model": 8,
-    "method.num_layers": 1,
-    "method.d_ff": 8,
-    "train.epochs": 4,
-    "train.batch_size": 4,
-    "train.validate_every": 2,
-    "train.validation_episodes": 4,
-}
-NUMBERS = ("metrics.jsonl", "policy.safetensors", "state/train.safetensors")
-
-
-def tiny(method: str = "uat", **changes: Any) -> RunConfig:
-    """A small run; `train__lr=1.0` sets train.lr."""
-    return override(
-        recipe("darkroom", method, "smoke"), {**TINY, **{name.replace("__", "."): v for name, v in changes.items()}}
-    )
-
-
-def numbers(folder: Path) -> dict[str, bytes]:
-    return {name: (folder / name).read_bytes() for name in NUMBERS}
-
-
-def everything(folder: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-
-
-def saved_weights(run: Run) -> dict[str, Tensor]:
-    return read_tensors(run.file("policy.safetensors"))[0]
-
-
-def last_weights(run: Run) -> dict[str, Tensor]:
-    """The weights after the last epoch, best or not."""
-    tensors, _ = read_tensors(run.file("state/train.safetensors"))
-    return {name.removeprefix("policy."): t for name, t in tensors.items() if name.startswith("policy.")}
-
-
-def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-@pytest.fixture(autouse=True)
-def save_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every checkpoint reaches the disk, so that a kill can come after any of them."""
-    monkeypatch.setattr("uat.training.checkpoint.SAVE_SECONDS", 0.0)
-
-
-@pytest.fixture
-def without_tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None if name == "tensorboard" else find(name))
-
-
-# ---------------------------------------------------------------- kills
-
-CHILD = """
-import json, sys, torch
-torch.set_num_threads(1)
-sys.modules["tensorboard"] = None  # as if it were not installed: it takes long to import
-import uat
-from uat.config import run_config_from_json
-uat.train(run_config_from_json(json.loads(sys.argv[1])), sys.argv[2], resume=True, device="cpu")
-"""
-
-
-def start(config: RunConfig, folder: Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", CHILD, json.dumps(to_json(config)), str(folder)])
-
-
-def kill_when(config: RunConfig, folder: Path, ready: Callable[[], bool]) -> None:
-    """Train in a process of its own until `ready`, then kill -9."""
-    child = start(config, folder)
-    try:
-        deadline = time.monotonic() + 60
-        while child.poll() is None and not ready() and time.monotonic() < deadline:
-            time.sleep(0.002)
-    finally:
-        child.kill()
-    assert child.wait() == -9, "training ended before it could be killed"
-
-
-def test_a_run_killed_in_the_middle_and_resumed_equals_one_never_killed(tmp_path: Path) -> None:
-    config, folder = tiny(train__epochs=60, train__validate_every=3, train__patience=1000), tmp_path / "killed"
-    metrics = folder / "metrics.jsonl"
-    kill_when(config, folder, lambda: metrics.exists() and metrics.stat().st_size > 0)
-    done = read_tensors(folder / "state/train.safetensors")[1]["total"] if (folder / "state").exists() else 0
-    assert done < 60
-    child = start(config, folder)
-    assert child.wait() == 0
-    assert numbers(folder) == numbers(train(config, tmp_path / "whole", device="cpu").path)
-
-
-def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path: Path) -> None:
-    config, folder = tiny(train__epochs=60, train__validate_every=60), tmp_path / "killed"
-    kill_when(config, folder, lambda: (folder / "metrics.jsonl").exists())
-    assert not (folder / "state").exists()
-    train(config, folder, resume=True, device="cpu")
-    assert numbers(folder) == numbers(train(config, tmp_path / "whole", device="cpu").path)
-
-
-class Crash(BaseException):
-    """Nobody catches it: the next line never runs."""
-
-
-def crash_at(event: int, patch: pytest.MonkeyPatch) -> None:
-    """The event-th write to disk, counted from 0, does not happen."""
-    count = itertools.count()
-
-    def guarded(write: Any) -> Any:
-        def instead(*args: Any) -> None:
-            if next(count) == event:
-                raise Crash
-            write(*args)
-
-        return instead
-
-    patch.setattr(uat.runs, "write_atomically", guarded(uat.runs.write_atomically))
-    patch.setattr(Run, "append", guarded(Run.append))
-
-
-@pytest.mark.usefixtures("without_tensorboard")
-def test_a_crash_before_any_one_write_changes_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each gap between two files is met once, that between policy and state among them."""
-    whole = numbers(train(tiny(), tmp_path / "whole", device="cpu").path)
-    crashes = 0
-    for event in itertools.count():
-        folder = tmp_path / f"{event}"
-        with monkeypatch.context() as patch:
-            crash_at(event, patch)
-            try:
-                train(tiny(), folder, device="cpu")
-                break
-            except Crash:
-                crashes += 1
-        train(tiny(), folder, resume=True, device="cpu")
-        assert numbers(folder) == whole, f"crash before write {event}"
-    assert crashes >= 10
-
-
-@pytest.mark.usefixtures("without_tensorboard")
-def test_a_kill_in_the_middle_of_a_line_is_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = numbers(train(tiny(), tmp_path / "whole", device="cpu").path)
-    run = Run.create(tiny(), tmp_path / "cut")
-    append = Run.append
-
-    def cut_short(self: Run, name: str, rows: list[dict[str, Any]]) -> None:
-        append(self, name, rows)
-        if rows[-1]["epoch"] == 4:
-            text = self.file(name).read_text()
-            self.file(name).write_text(text[:-20])
-            raise Crash
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Run, "append", cut_short)
-        with pytest.raises(Crash):
-            train(tiny(), run.path, resume=True, device="cpu")
-    assert not run.file("metrics.jsonl").read_text().endswith("\n")
-    train(tiny(), run.path, resume=True, device="cpu")
-    assert numbers(run.path) == whole
-
-
-@pytest.mark.usefixtures("without_tensorboard")
-def test_a_policy_of_a_later_checkpoint_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed between policy and state, the folder never ends with a policy that its state knows nothing of."""
-    judged(monkeypatch, 0.1, 0.2)
-    folder = train(tiny(), tmp_path / "run", device="cpu").path
-    judged(monkeypatch, 0.1, 0.2, 0.3)
-    later = train(tiny(train__epochs=6), tmp_path / "later", device="cpu").path
-    whole = numbers(folder)
-    shutil.copy(later / "policy.safetensors", folder / "policy.safetensors")
-    assert numbers(folder) != whole
-    train(tiny(), folder, resume=True, device="cpu")
-    assert numbers(folder) == whole
-
-
-def test_resuming_a_finished_run_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = train(tiny(), tmp_path, device="cpu").path
-    before = everything(folder)
-    monkeypatch.setattr(UAT, "loss", lambda *_: pytest.fail("trained again"))
-    monkeypatch.setattr(Trainer, "validate", lambda *_: pytest.fail("validated again"))
-    train(tiny(), folder, resume=True, device="cpu")
-    assert everything(folder) == before
+pytestmark = pytest.mark.usefixtures("save_always")  # so that a kill can come after any checkpoint
 
 
 # ---------------------------------------------------------------- what decides the numbers
@@ -289,12 +107,6 @@ def test_cuda_without_cuda_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 # ---------------------------------------------------------------- the best checkpoint, and when to stop
-
-
-def judged(patch: pytest.MonkeyPatch, *values: float) -> None:
-    """Validations give these accuracies in turn."""
-    turn = iter(values)
-    patch.setattr(Trainer, "validate", lambda _: {"accuracy": next(turn)})
 
 
 @pytest.mark.usefixtures("without_tensorboard")
@@ -371,79 +183,6 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path, monkeypatch
     with pytest.raises(ValueError, match="not finite"):
         train(tiny(train__epochs=1), tmp_path, device="cpu")
     assert not (tmp_path / "policy.safetensors").exists()
-
-
-# ---------------------------------------------------------------- rates, clipping
-
-
-def small_policy() -> Policy:
-    config = tiny(method__dropout=0.0)
-    return METHODS["uat"].build(config.build_domain().spec, config.method).double()
-
-
-def test_each_rate_reaches_its_parameters() -> None:
-    """Under a gradient of ones, Adam's first step is the rate itself."""
-    policy = small_policy()
-    optimizer = build_optimizer(policy, TrainConfig(lr=0.25, utility_lr=2.0, weight_decay=0.0))
-    before = {name: p.detach().clone() for name, p in policy.named_parameters()}
-    for p in policy.parameters():
-        p.grad = torch.ones_like(p)
-    optimizer.step()
-    moved = {name: (before[name] - p.detach()).mean().item() for name, p in policy.named_parameters()}
-    fast = {name for name, step in moved.items() if step == pytest.approx(2.0)}
-    assert fast == {"utility.encoder.mlp.0.weight", "utility.encoder.mlp.2.weight", "utility.regime.weight"}
-    assert [step for name, step in moved.items() if name not in fast] == pytest.approx([0.25] * (len(moved) - 3))
-
-
-def test_every_parameter_is_optimized_once() -> None:
-    for method in IN_THE_DARK:
-        config = tiny(method)
-        policy = METHODS[method].build(config.build_domain().spec, config.method)
-        listed = [id(p) for group in build_optimizer(policy, config.train).param_groups for p in group["params"]]
-        assert sorted(listed) == sorted(map(id, policy.parameters()))
-
-
-@pytest.mark.parametrize(
-    ("schedule", "factors"),
-    [
-        ("constant", {1: 0.25, 2: 0.5, 4: 1.0, 5: 1.0, 12: 1.0}),
-        ("cosine", {1: 0.25, 2: 0.5, 4: 1.0, 6: 0.8535533905932737, 8: 0.5, 10: 0.14644660940672627, 12: 0.0}),
-    ],
-)
-def test_warm_up_and_schedule_have_their_known_values(schedule: Any, factors: dict[int, float]) -> None:
-    config = TrainConfig(lr=0.5, utility_lr=4.0, epochs=12, warmup=4, lr_schedule=schedule)
-    optimizer = build_optimizer(small_policy(), config)
-    for epoch, factor in factors.items():
-        set_rates(optimizer, config, epoch)
-        rates = {group["name"]: group["lr"].item() for group in optimizer.param_groups}
-        assert rates == pytest.approx({"base": 0.5 * factor, "utility": 4.0 * factor}, abs=1e-7), epoch
-
-
-@pytest.mark.usefixtures("without_tensorboard")
-def test_training_follows_the_schedule(tmp_path: Path) -> None:
-    """One cosine epoch ends at rate zero: it changes nothing. A constant one does."""
-    for schedule, moves in (("cosine", False), ("constant", True)):
-        config = tiny(train__epochs=1, train__lr_schedule=schedule)
-        run = train(config, tmp_path / schedule, device="cpu")
-        untrained = build_policy(config, config.build_domain(), torch.device("cpu")).state_dict()
-        assert same(last_weights(run), untrained) is not moves
-
-
-@pytest.mark.parametrize("clip", [1e-3, 1e6])
-def test_the_gradient_is_clipped_and_its_norm_told(clip: float) -> None:
-    policy, spec = small_policy(), tiny().build_domain().spec
-    simulator = tiny().build_domain().simulator("train", "cpu")
-    trajectory = rollout(None, simulator, simulator.noise(torch.arange(4), 0))
-    batch = spec.clock.batch(trajectory)
-    total, count = policy.loss(batch)["imitation"]
-    gradient = torch.autograd.grad(total / count, list(policy.parameters()), materialize_grads=True)
-    norm = torch.cat([g.flatten() for g in gradient]).norm().item()
-    optimizer = build_optimizer(policy, TrainConfig())
-    told = optimize(Phase("imitation", policy.loss), batch, optimizer, clip)
-    used = torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None]).norm().item()
-    assert told["gradient_norm"].item() == pytest.approx(norm)
-    assert used == pytest.approx(min(norm, clip), rel=1e-3)
-    assert told["loss/imitation"].item() == pytest.approx((total / count).item())
 
 
 # ---------------------------------------------------------------- where episodes start

@@ -97,7 +97,7 @@ def _forget_peak(device: torch.device) -> int:
     """Bytes that are taken already; the peak is counted anew from there."""
     if device.type != "cuda":
         return 0
-    gc.collect()  # captured graphs of the method before lie in cycles
+    gc.collect()  # graphs of what was timed before lie in cycles
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)

@@ -1,7 +1,8 @@
 """Several trainings at once on one device: each on a CUDA stream of its own, their small launches side by side.
 
 A small model leaves much of a large GPU idle, so three seeds cost less than three times one. Nothing is shared, and
-every random number comes from (seed, epoch): each run's numbers are those of training it alone.
+every random number comes from (seed, epoch): each run's numbers are those of training it alone, where a GPU repeats
+itself (docs/speed.md says where).
 
 Torch's generator is one for all, though. A policy whose training asks it on the device (dropout outside the fused
 pass) shares one stream with the others, and they take turns instead.

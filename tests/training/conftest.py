@@ -1,0 +1,19 @@
+"""What several tests of training ask for."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+
+@pytest.fixture
+def save_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every checkpoint reaches the disk, so that a kill can come after any of them."""
+    monkeypatch.setattr("uat.training.checkpoint.SAVE_SECONDS", 0.0)
+
+
+@pytest.fixture
+def without_tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None if name == "tensorboard" else find(name))
