@@ -24,11 +24,12 @@ from triton.runtime.jit import JITFunction
 
 from uat.config import override
 from uat.methods.policy import TransformerPolicy
+from uat.nn.kernels import triton_block
 from uat.recipes import recipe
 from uat.training.trainer import build_policy
 from uat.types import Batch, Step
 
-POINTERS = {torch.float32: "*fp32", torch.int64: "*i64", torch.bool: "*i1"}
+POINTERS = {torch.float32: "*fp32", torch.float16: "*fp16", torch.int64: "*i64", torch.bool: "*i1"}
 PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
 EPISODES = 256
 
@@ -82,6 +83,7 @@ def main(architecture: str, precision: str, *methods: str) -> None:
     compiler = Compiler(int(architecture))
     JITFunction.run = lambda self, *args, grid, warmup, **given: compiler.launch(self, *args, **given)  # pyright: ignore[reportAttributeAccessIssue]
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    triton_block.large_products = lambda device: architecture == "90"
     for method in methods:
         config = override(recipe("darkroom", method), {"train.precision": "fp32"})
         domain = config.build_domain()

@@ -3,7 +3,9 @@
 # ruff: noqa: E402 (what needs Triton is imported where there is Triton)
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from collections.abc import Iterator
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,7 +18,9 @@ from tests.builders import random_batch, randomise
 from uat.acting import choose
 from uat.methods import METHODS
 from uat.methods.policy import TransformerPolicy
-from uat.nn.kernels.triton_step import WIDEST, unfit
+from uat.nn.cache import KVCache
+from uat.nn.kernels.triton_step import ROWS, WIDEST, served, unfit
+from uat.nn.kernels.whole import room
 from uat.types import Assets, Discrete, Items, Spec, Step, Vector, Weights
 
 DEVICE = "cuda" if CUDA else "cpu"
@@ -35,12 +39,17 @@ def build(method: str, spec: Spec = SPEC, **sizes: int | float) -> TransformerPo
     return randomise(policy, 1).float().to(DEVICE).eval()
 
 
+def cache_of(state: Any) -> KVCache:
+    return getattr(state, "cache", state)
+
+
 def open_fused(policy: TransformerPolicy, streams: int, steps: int) -> Any:
     """A memory for the fused step, whose unused slots hold nonsense."""
     policy.fused = True
     state = policy.init_state(streams, steps, DEVICE)
     policy.fused = False
-    getattr(state, "cache", state).kv_L2BHSE.fill_(POISON)
+    kv = cache_of(state).kv_L2BHSE
+    kv.fill_(min(POISON, torch.finfo(kv.dtype).max))
     return state
 
 
@@ -60,7 +69,7 @@ def both(policy: TransformerPolicy, slow: Any, fast: Any, step: Step, gumbel_BA:
 
 def tensors(state: Any) -> list[Tensor]:
     """What a step changes in a memory."""
-    cache = getattr(state, "cache", state)
+    cache = cache_of(state)
     others = [x for x in (getattr(state, name, None) for name in ("ubar_BU", "return_B")) if x is not None]
     return [cache.kv_L2BHSE, cache.length_B, *others]
 
@@ -94,6 +103,56 @@ def test_fused_step_equals_the_slow_one(method: str, streams: int, steps: int) -
     assert worst_difference(build(method), streams, steps) < 1e-5
 
 
+@contextlib.contextmanager
+def tf32_allowed() -> Iterator[None]:
+    """As trainings under tf32 have it: products inside the layers in half precision."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.mark.parametrize("method", FUSED)
+def test_where_tf32_is_allowed_the_layers_are_rounded_to_half_precision(method: str) -> None:
+    """As far off as rounding to eleven bits makes it, not exact; keys and values are kept rounded."""
+    policy = build(method)
+    with tf32_allowed():
+        assert cache_of(open_fused(policy, 1, 1)).kv_L2BHSE.dtype == torch.float16
+        assert 1e-6 < worst_difference(policy, 3, 4) < 5e-3
+
+
+@pytest.mark.parametrize(("streams", "steps"), [(2, 67), (19, 2)])
+def test_the_same_for_a_long_past_and_for_several_streams_in_a_program(streams: int, steps: int) -> None:
+    policy = build("uat")
+    policy.share_device(44)
+    with tf32_allowed():
+        assert worst_difference(policy, streams, steps) < 5e-3
+
+
+def test_numbers_too_large_for_half_precision_are_the_largest_there_and_nan_stays_nan() -> None:
+    policy, most = build("vanilla"), torch.finfo(torch.float16).max
+    first, second = (cast(Any, block) for block in policy.backbone.blocks)
+    still = {"prev_action": torch.zeros(2, dtype=torch.long), "prev_reward": torch.zeros(2)}
+    obs = torch.tensor([[0.0] * 5, [torch.nan] * 5])
+    step = Step(obs=obs, **still, first=torch.ones(2, dtype=torch.bool)).to(DEVICE)
+    found = []
+    for value in (most, 1e6):
+        with torch.no_grad():
+            first.ff[0].weight[0], first.ff[0].bias[0] = 0.0, value  # a hidden unit
+            first.ff[2].weight[:, 0] = 1e-4
+            second.attention.out.weight[0, 0] = value
+        with tf32_allowed(), torch.no_grad():
+            state = open_fused(policy, 2, 2)
+            policy.fused = True
+            found.append(policy.step(state, step)[0])
+            policy.fused = False
+    assert found[0][0].isfinite().all()
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[1][1].isnan().all()
+
+
 @pytest.mark.parametrize(("method", "width"), [("uat", 1), ("uat", 20), ("uat-linear", 4)])
 def test_utilities_of_any_width_are_filled_up(method: str, width: int) -> None:
     policy = build(method, d_utility=width, d_hidden=24)
@@ -101,10 +160,21 @@ def test_utilities_of_any_width_are_filled_up(method: str, width: int) -> None:
     assert worst_difference(policy, 3, 3) < 1e-5
 
 
+@pytest.mark.parametrize("heads", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("policies", [2, 3, 44])
+def test_a_policy_beside_others_multiplies_in_the_shapes_that_it_has_alone(heads: int, policies: int) -> None:
+    for streams in (1, 19, 63, 132, 256, 257, 1024, 4096):
+        alone, among = served(streams, heads, 1), served(streams, heads, policies)
+        assert alone <= among <= ROWS
+        assert room(alone * heads) == room(among * heads), (streams, alone, among)
+    assert (served(256, 4, 1), served(256, 4, 3), served(1024, 4, 3)) == (2, 4, 8)
+
+
 @pytest.mark.parametrize("method", ["uat", "vanilla"])
 def test_a_program_serves_several_streams_where_many_policies_share_the_device(method: str) -> None:
     """Of 44 policies each has six programs, so that 19 streams go four to a program, and three to the last."""
     policy = build(method)
+    assert served(19, policy.backbone.config.num_heads, 44) == 4
     policy.share_device(44)
     assert worst_difference(policy, 19, 2) < 1e-5
 
@@ -134,6 +204,39 @@ def test_an_action_is_chosen_also_where_logits_are_no_numbers() -> None:
 )
 def test_fused_step_equals_the_slow_one_at_full_size(method: str, streams: int, steps: int) -> None:
     assert worst_difference(build(method, **FULL), streams, steps) < 1e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+@pytest.mark.parametrize("method", ["uat", "vanilla"])
+def test_the_same_under_tf32_to_its_eleven_bits(method: str) -> None:
+    with tf32_allowed():
+        assert worst_difference(build(method, **FULL), 257, 61) < 1e-2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+@pytest.mark.parametrize("streams", [256, 1024])
+@pytest.mark.parametrize("method", ["uat", "vanilla"])
+def test_a_policy_beside_others_gives_the_bits_that_it_gives_alone(method: str, streams: int) -> None:
+    policy, steps = build(method, **FULL), 20
+    generator, told = torch.Generator().manual_seed(0), []
+    for t in range(steps):
+        first = torch.ones(streams, dtype=torch.bool) if t == 0 else torch.rand(streams, generator=generator) < 0.05
+        known = {"prev_action": torch.randint(-1, 4, (streams,), generator=generator), "first": first}
+        known["prev_reward"] = torch.randn(streams, generator=generator)
+        told.append(Step(obs=torch.randn(streams, 5, generator=generator), **known).to(DEVICE))
+    found = []
+    for policies in (1, 3):
+        policy.share_device(policies)
+        with tf32_allowed(), torch.no_grad():
+            state = open_fused(policy, streams, steps)
+            policy.fused = True
+            logits = torch.stack([policy.step(state, step)[0] for step in told])
+            policy.fused = False
+        found.append((logits, cache_of(state).kv_L2BHSE))
+    for alone, among in zip(*found, strict=True):
+        assert torch.equal(alone, among)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from tests.builders import randomise
 from uat.methods import METHODS
 from uat.methods.policy import TransformerPolicy
 from uat.nn.kernels.triton_dropout import fused_dropout
+from uat.nn.kernels.triton_outer import added
 from uat.nn.kernels.triton_parts import dropped
 from uat.types import Batch, Discrete, Spec, Vector
 
@@ -78,6 +79,27 @@ def test_the_fused_pass_gives_outputs_and_gradients_of_the_slow_one(method: str,
 @pytest.mark.parametrize(("method", "width"), [("uat", 4), ("uat", 20), ("uat-linear", 4)])
 def test_the_same_for_utilities_of_any_width(method: str, width: int) -> None:
     check(build(method, {**SMALL, "d_utility": width, "d_hidden": 24}, 20), some_batch(2, 5), 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("method", "sizes"),
+    [
+        ("uat", {"d_model": 64, "num_heads": 4, "d_ff": 32}),
+        ("vanilla", {"d_model": 128, "num_heads": 2, "d_ff": 64}),
+        ("vanilla", {"d_model": 16, "num_heads": 1, "d_ff": 256}),
+        ("uat", {"d_model": 64, "num_heads": 1, "d_ff": 64}),
+    ],
+)
+def test_the_same_where_hidden_units_are_few_or_many_and_heads_wide(method: str, sizes: dict[str, int]) -> None:
+    check(build(method, {**SMALL, **sizes}, 20), some_batch(2, 5), 1e-4)
+
+
+@pytest.mark.parametrize("rows", [(1,), (300, 5), (240, 48, 64)])
+def test_parts_are_added_up_in_one_launch(rows: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    parts = [torch.randn(n, 33 + 7 * i, generator=generator).to(DEVICE) for i, n in enumerate(rows)]
+    for found, part in zip(added(*parts), parts, strict=True):
+        torch.testing.assert_close(found, part.sum(0), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.gpu
@@ -146,7 +168,9 @@ def test_the_stated_share_is_dropped_and_the_mean_kept(share: float) -> None:
         assert torch.allclose(out[~dropped], torch.tensor(1 / (1 - share), device=DEVICE))
         masks[seed, site] = dropped.float() - share
     spread = share * (1 - share)
-    for one, other in itertools.combinations(masks.values(), 2):  # seeds and places draw independently
+    pairs = list(itertools.combinations(masks.values(), 2))  # seeds and sites draw independently, and so do neighbours
+    pairs += [(mask, mask.roll(lag)) for mask in masks.values() for lag in (1, 2, 64, 128)]
+    for one, other in pairs:
         assert abs((one * other).mean() / spread) < 5 / len(ones) ** 0.5
 
 

@@ -20,10 +20,19 @@ from uat.bench.recompute import History, Recomputing
 from uat.bench.timing import Call
 from uat.config import RunConfig, override, setting_names
 from uat.methods import Policy
+from uat.nn.cache import KVCache
 from uat.serving import Session
 from uat.training.capture import Captured
 from uat.training.trainer import build_policy
 from uat.types import Step
+
+
+def plain(state: Any) -> Any:
+    """A memory that was filled on the fused path as the plain ones keep it."""
+    cache: KVCache | None = getattr(state, "cache", state if isinstance(state, KVCache) else None)
+    if cache is not None and cache.packed is not None:
+        cache.kv_L2BHSE, cache.packed = cache.kv_L2BHSE.float(), None
+    return state
 
 
 class Stepping:
@@ -48,13 +57,12 @@ class Stepping:
     def calls(self) -> Iterator[tuple[str, Call | str]]:
         """The call of each path, or why there is none."""
         yield "recompute", self._recompute()
-        state = self._filled()
-        run = self._step(state)
+        run = self._step(plain(self._filled()))
         yield "cached", Call(self._on_path("cached", run))
         if self.device.type == "cuda":
             yield "graph", Call(self._capture("cached", run))
             reason = set_path(self.policy, "fast")
-            yield "fast", reason if reason else Call(self._capture("fast", run))
+            yield "fast", reason if reason else Call(self._capture("fast", self._step(self._filled())))
         else:
             yield "fast", self._session()
 
@@ -100,7 +108,7 @@ class Stepping:
     @torch.no_grad()
     def _filled(self) -> Any:
         """The memory of a policy that has seen all steps but the last."""
-        set_path(self.policy, "fast")  # the same memory, sooner; a policy that cannot stays on its plain path
+        set_path(self.policy, "fast")  # sooner filled; a policy that cannot stays on its plain path
         state = self.policy.init_state(self.batch, self.context, self.device)
         for t in range(self.context - 1):
             _, state = self.policy.step(state, self.step_at(t))

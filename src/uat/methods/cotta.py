@@ -92,7 +92,7 @@ class Cotta(Adapting):
         self.register_buffer("restore_N", chosen_N, persistent=False)
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> CottaState:
-        caches = [self.backbone.init_cache(streams, capacity) for _ in range(2)]
+        caches = [self.backbone.init_cache(streams, capacity, may_fuse=False) for _ in range(2)]
         weights = [self.layout.zeros(streams, like=self.backbone.positions) for _ in range(2)]
         return CottaState(caches[0], torch.zeros_like(caches[0].length_B), caches[1], *weights)
 

@@ -106,7 +106,7 @@ class DT(TransformerPolicy):
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> DTState:
         cache = self.backbone.init_cache(streams, capacity, tokens_per_step=self.tokens_per_step)
-        return DTState(cache, return_B=cache.kv_L2BHSE.new_zeros(streams))
+        return DTState(cache, return_B=self.backbone.positions.new_zeros(streams))
 
     def step(self, state: DTState, step: Step) -> tuple[Tensor, DTState]:
         cache = state.cache

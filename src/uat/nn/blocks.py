@@ -207,20 +207,27 @@ class Transformer(nn.Module):
         return torch.stack([base for base, _ in parts]), torch.stack([modulation for _, modulation in parts])
 
     def init_cache(
-        self, streams: int, capacity: int, *, tokens_per_step: int = 1, utility: UtilityGates | None = None
+        self,
+        streams: int,
+        capacity: int,
+        *,
+        tokens_per_step: int = 1,
+        utility: UtilityGates | None = None,
+        may_fuse: bool = True,
     ) -> KVCache:
-        """Room for so many steps in every stream, and the weights of now where the step is fused."""
+        """Room for so many steps in every stream, and the weights of now where the step is fused, if it may."""
         self.check_range(capacity)
         c = self.config
+        packed = kernels.pack(self, utility) if self.fused and may_fuse else None
         cache = KVCache.empty(
             layers=c.num_layers,
             streams=streams,
             heads=c.num_heads,
             capacity=capacity * tokens_per_step,
             d_head=c.d_model // c.num_heads,
-            like=self.positions,
+            like=self.positions if packed is None else packed.matrices,
         )
-        cache.packed = kernels.pack(self, utility) if self.fused else None
+        cache.packed = packed
         return cache
 
     def _layers(self, gates: Gates | None) -> Iterator[tuple[Block, Tensor | None, Tensor | None]]:

@@ -24,6 +24,7 @@ class KVCache:
 
     @classmethod
     def empty(cls, *, layers: int, streams: int, heads: int, capacity: int, d_head: int, like: Tensor) -> Self:
+        """Of the device and type of `like`."""
         return cls(
             kv_L2BHSE=like.new_zeros(layers, 2, streams, heads, capacity, d_head),
             length_B=torch.zeros(streams, dtype=torch.long, device=like.device),

@@ -7,8 +7,8 @@ The slow twin is `Block.forward`; tests hold outputs and all gradients equal. Fo
   _mix        x1 = x + drop(W_o h + b_o); x2 = x1 + drop(W_2 relu(W_1 LN(x1) + b_1) + b_2)
 
 Backwards each has a twin that gives the gradients of what came in, row by row. Gradients of weights are sums over all
-rows: `_outers` and `_project_weights` share the rows out among programs, and torch adds up what they found, in a fixed
-order, so that a step repeated gives the same bits. The products W^u y are worked out again instead of being kept.
+rows: `_outers` and `_project_weights` share the rows out among programs, and `added` adds up what they found, in a
+fixed order, so that a step repeated gives the same bits. The products W^u y are worked out again instead of being kept.
 
 Dropout draws from (seed, place): the seed lies on the device, and whoever trains changes it before each step.
 
@@ -26,9 +26,9 @@ import triton.language as tl
 from torch import Tensor
 
 from uat.nn.blocks import Block
-from uat.nn.kernels.triton_outer import outers
+from uat.nn.kernels import triton_outer as tiles
+from uat.nn.kernels.triton_outer import added, outers, unpacked
 from uat.nn.kernels.triton_parts import (
-    diagonal,
     dropped,
     norm_backward,
     norm_rows,
@@ -43,8 +43,10 @@ from uat.nn.kernels.whole import projections, room
 
 ROWS, WARPS = 64, 4
 """Rows that a program serves, and its warps."""
-SPLITS = 48
-"""Programs that share the rows of a weight's gradient."""
+SPLITS, PROJECT_SPLITS = 48, 64
+"""Programs that share the rows of a weight's gradient, and of those of projections."""
+TURNED = 1024
+"""Numbers that a program copies when matrices are transposed."""
 LONGEST = 128
 """Most steps of an episode that fit one program."""
 SITES = 3
@@ -97,38 +99,48 @@ class FusedBlock(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d2: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, rho, g, seed, y, qkv, h, x1, y1, hidden, *weights = ctx.saved_tensors
-        norm_w, norm_b, project_w, u, out_w, _, ff_norm_w, _, w1, _, w2, _ = weights
+        norm_w, _, project_w, u, out_w, _, ff_norm_w, _, w1, _, w2, _ = weights
         (rows, d), f, heads = x.shape, w1.shape[0], ctx.heads
         d2 = d2.contiguous()
         same = {"D": d, "PRECISION": ctx.precision}
         programs = shares(rows, ROWS)
-        ff_norm_parts, norm_parts = (torch.empty(programs, 2 * d, device=x.device) for _ in range(2))
+        norm_parts = torch.empty(programs, 4 * d, device=x.device)
         e2, e1, dh, dx1 = (torch.empty_like(x) for _ in range(4))
         dhidden = torch.empty_like(hidden)
+        mix_turned, project_turned = _turned(project_w, u, out_w, w1, w2)
         cast(Any, _mix_backward)[(programs,)](
-            d2, x1, hidden, out_w, ff_norm_w, w1, w2, seed, e2, dhidden, dx1, e1, dh, ff_norm_parts, rows, ctx.site,
+            d2, x1, hidden, mix_turned, ff_norm_w, seed, e2, dhidden, dx1, e1, dh, norm_parts, rows, ctx.site,
             **same, F=f, ROWS=ROWS, DROP=ctx.drop, num_warps=WARPS,
         )  # fmt: skip
-        (dw2, db2), (dw1, db1), (dout_w, dout_b) = outers(
-            [(e2, hidden), (dhidden, y1), (e1, h)], splits=SPLITS, precision=ctx.precision
-        )
+        outer_parts, sizes = outers([(e2, hidden), (dhidden, y1), (e1, h)], splits=SPLITS, precision=ctx.precision)
         dqkv = torch.empty_like(qkv)
         attention = _attention(ctx.shape, d, heads, ctx.drop, ctx.precision)
         cast(Any, _attend_backward)[(ctx.shape[0] * heads,)](qkv, dh, dqkv, seed, ctx.shape[1], ctx.site, **attention)
 
+        large = large_products(x.device) and ctx.precision == "tf32"
         drho, dg = (torch.empty(rows, d, device=x.device) for _ in range(2)) if ctx.gated else (x, x)
         dx = torch.empty_like(x)
         cast(Any, _project_backward)[(programs,)](
-            dqkv, x, dx1, norm_w, norm_b, project_w, u, rho, g, dx, drho, dg, norm_parts, rows,
-            **same, H=heads, E=d // heads, ROWS=ROWS, UTILITY=ctx.gated, num_warps=WARPS,
+            dqkv, x, y, dx1, norm_w, project_turned, project_w, rho, g, dx, drho, dg, norm_parts, rows,
+            **same, ROWS=ROWS, UTILITY=ctx.gated, num_warps=WARPS if large else 2 * WARPS,
         )  # fmt: skip
-        dproject, du = _project_gradients(dqkv, y, rho, g, project_w, u, heads, ctx.gated, ctx.precision)
-        dnorm, dff_norm = norm_parts.sum(0), ff_norm_parts.sum(0)
+        project_parts = _project_gradients(dqkv, y, rho, g, project_w, u, heads, ctx.gated, ctx.precision)
+        dnorms, summed, dprojects = added(norm_parts, outer_parts, project_parts)
+        dff_norm, dnorm = dnorms.split(2 * d)
+        (dw2, db2), (dw1, db1), (dout_w, dout_b) = unpacked(summed, sizes)
+        dproject = dprojects[: project_w.numel()].view_as(project_w)
+        du = None if u is None else dprojects[project_w.numel() :].view_as(u)
         gates = (drho, dg) if ctx.gated else (None, None)
         return (
             dx, *gates, None, None, None, None, None, dnorm[:d], dnorm[d:], dproject, du, dout_w, dout_b,
             dff_norm[:d], dff_norm[d:], dw1, db1, dw2, db2,
         )  # fmt: skip
+
+
+def large_products(device: torch.device) -> bool:
+    """Whether the GPU has instructions for large matrix products, which need fewer registers: Hopper and Blackwell for
+    data centres do, older ones and those for workstations do not."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 
 def _attention(shape: tuple[int, int], d: int, heads: int, drop: float, precision: str) -> dict[str, Any]:
@@ -138,22 +150,55 @@ def _attention(shape: tuple[int, int], d: int, heads: int, drop: float, precisio
     return {**sizes, "DROP": drop, "PRECISION": precision, "num_warps": 4 if steps <= 64 else 8}
 
 
+def _turned(project_w: Tensor, u: Tensor | None, out_w: Tensor, w1: Tensor, w2: Tensor) -> tuple[Tensor, Tensor]:
+    """All matrices transposed, as gradients are multiplied with them: those of `_mix_backward`, and those of
+    `_project_backward`, each (D, D), at their end U with the heads' matrices along the diagonal.
+
+    Products on tensor cores read both sides along what they sum over."""
+    f, d = w1.shape
+    sizes = [d * d + 2 * d * f, project_w.numel() + (0 if u is None else 3 * d * d)]
+    to = out_w.new_empty(sum(sizes))
+    cast(Any, _turn)[(shares(sum(sizes), TURNED),)](
+        out_w, w1, w2, project_w, out_w if u is None else u, to, len(to),
+        D=d, F=f, E=d if u is None else u.shape[-1], MATRICES=len(project_w) // d, BLOCK=TURNED,
+    )  # fmt: skip
+    mix, project = to.split(sizes)
+    return mix, project
+
+
+@triton.jit
+def _turn(
+    out_w, w1_ptr, w2_ptr, project_w, u_ptr, to_ptr, TOTAL,
+    D: tl.constexpr, F: tl.constexpr, E: tl.constexpr, MATRICES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    up, down, square = i - D * D, i - D * D - D * F, i - D * D - 2 * D * F
+    w = tl.load(out_w + i % D * D + i // D, mask=up < 0, other=0.0)
+    w += tl.load(w1_ptr + up % F * D + up // F, mask=(up >= 0) & (down < 0), other=0.0)
+    w += tl.load(w2_ptr + down % D * F + down // D, mask=(down >= 0) & (square < 0), other=0.0)
+    which, inner, outer = square // (D * D), square % (D * D) // D, square % D
+    w += tl.load(project_w + (which * D + outer) * D + inner, mask=(square >= 0) & (which < MATRICES), other=0.0)
+    own = (which >= MATRICES) & (inner // E == outer // E) & (i < TOTAL)
+    w += tl.load(u_ptr + ((which - MATRICES) * D + outer) * E + inner % E, mask=own, other=0.0)
+    tl.store(to_ptr + i, w, mask=i < TOTAL)
+
+
 def _project_gradients(
     dqkv: Tensor, y: Tensor, rho: Tensor, g: Tensor, project_w: Tensor, u: Tensor | None, heads: int, gated: bool,
     precision: str,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Gradients of W, W^u and U."""
-    (rows, d), tile = y.shape, min(64, y.shape[1])
+) -> Tensor:  # fmt: skip
+    """Gradients of W, W^u and U, to be added up: one row for each share of the rows."""
+    rows, d = y.shape
+    high, wide = max(min(tiles.HIGH, d), d // heads if gated else 0), min(tiles.WIDE, d)
     biases = 0 if u is None else u.numel()
-    splits = min(SPLITS, shares(rows, 32))
+    splits = min(PROJECT_SPLITS, shares(rows, tiles.ROWS))
     parts = torch.empty(splits, project_w.numel() + biases, device=y.device)
-    cast(Any, _project_weights)[(splits, 3 * (d // tile) ** 2)](
+    cast(Any, _project_weights)[(splits, 3 * (d // high) * (d // wide))](
         dqkv, y, rho, g, parts, rows,
-        D=d, E=d // heads, H=heads, TILE=tile, ROWS=32, TURNS=shares(rows, splits * 32),
-        TOTAL=parts.shape[1], UTILITY=gated, PRECISION=precision,
+        D=d, E=d // heads, H=heads, HIGH=high, WIDE=wide, ROWS=tiles.ROWS, TURNS=shares(rows, splits * tiles.ROWS),
+        TOTAL=parts.shape[1], UTILITY=gated, PRECISION=precision, num_warps=tiles.warps(precision, high),
     )  # fmt: skip
-    total = parts.sum(0)
-    return total[: project_w.numel()].view_as(project_w), None if u is None else total[project_w.numel() :].view_as(u)
+    return parts
 
 
 # ---------------------------------------------------------------- projections
@@ -184,77 +229,76 @@ def _project(
 
 @triton.jit
 def _project_backward(
-    dqkv_ptr, x_ptr, dres_ptr, norm_w, norm_b, w_ptr, u_ptr, rho_ptr, g_ptr, dx_ptr, drho_ptr, dg_ptr, parts_ptr, N,
-    D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, UTILITY: tl.constexpr,
-    PRECISION: tl.constexpr,
+    dqkv_ptr, x_ptr, y_ptr, dres_ptr, norm_w, turned_ptr, w_ptr, rho_ptr, g_ptr, dx_ptr, drho_ptr, dg_ptr, parts_ptr, N,
+    D: tl.constexpr, ROWS: tl.constexpr, UTILITY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Down to x: through the projections, the norm, and what comes along the residual."""
+    """Down to x: through the projections, the norm, and what comes along the residual.
+
+    What is needed more than once is read again: registers are scarcer than time.
+    """
     n, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, D)
     live = (n < N)[:, None]
     here = n[:, None] * D + d[None, :]
-    z, scale = standardised(tl.load(x_ptr + here, mask=live, other=0.0), D)
-    gamma = tl.load(norm_w + d)
-    y = z * gamma[None, :] + tl.load(norm_b + d)[None, :]
     dy = tl.zeros((ROWS, D), tl.float32)
     if UTILITY:
-        rho = tl.load(rho_ptr + here, mask=live, other=0.0)
-        g = tl.load(g_ptr + here, mask=live, other=0.0)
         dg = tl.zeros((ROWS, D), tl.float32)
     for part in tl.static_range(3):
         dout = tl.load(dqkv_ptr + n[:, None] * 3 * D + part * D + d[None, :], mask=live, other=0.0)
-        w = tl.load(w_ptr + part * D * D + d[:, None] * D + d[None, :])  # (out, in)
-        dy += times_loaded(dout, w, PRECISION)
+        dy += times(dout, turned_ptr + part * D * D, d, d, D, PRECISION)
         if UTILITY:
-            gate = rho if part == 0 else g
-            twin = tl.load(w_ptr + (3 + part) * D * D + d[:, None] * D + d[None, :])
-            dy += times_loaded(dout * gate, twin, PRECISION)
-            dgate = dout * times_loaded(y, tl.trans(twin), PRECISION)
-            dgate += times_loaded(dout, tl.trans(diagonal(u_ptr + part * H * E * E, d, E)), PRECISION)
+            gate = tl.load((rho_ptr if part == 0 else g_ptr) + here, mask=live, other=0.0)
+            dy += times(dout * gate, turned_ptr + (3 + part) * D * D, d, d, D, PRECISION)
+            y = tl.load(y_ptr + here, mask=live, other=0.0)
+            dgate = dout * times(y, w_ptr + (3 + part) * D * D, d, d, D, PRECISION)
+            dgate += times(dout, turned_ptr + (6 + part) * D * D, d, d, D, PRECISION)
             if part == 0:
                 tl.store(drho_ptr + here, dgate, mask=live)
             else:
                 dg += dgate
     if UTILITY:
         tl.store(dg_ptr + here, dg, mask=live)
-    dx = norm_backward(dy, z, scale, gamma, parts_ptr + tl.program_id(0) * 2 * D, d, D)
+    z, scale = standardised(tl.load(x_ptr + here, mask=live, other=0.0), D)
+    dx = norm_backward(dy, z, scale, tl.load(norm_w + d), parts_ptr + (2 * tl.program_id(0) + 1) * 2 * D, d, D)
     tl.store(dx_ptr + here, dx + tl.load(dres_ptr + here, mask=live, other=0.0), mask=live)
 
 
 @triton.jit
 def _project_weights(
     dqkv_ptr, y_ptr, rho_ptr, g_ptr, parts_ptr, N,
-    D: tl.constexpr, E: tl.constexpr, H: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, TURNS: tl.constexpr,
-    TOTAL: tl.constexpr, UTILITY: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, H: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
+    TURNS: tl.constexpr, TOTAL: tl.constexpr, UTILITY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One tile of the gradients of W, W^u and U of queries, keys or values, over one share of the rows."""
-    tiles: tl.constexpr = D // TILE
-    split, part = tl.program_id(0), tl.program_id(1) // (tiles * tiles)
-    m = (tl.program_id(1) // tiles) % tiles * TILE + tl.arange(0, TILE)
-    k = tl.program_id(1) % tiles * TILE + tl.arange(0, TILE)
-    dw = tl.zeros((TILE, TILE), tl.float32)
-    dtwin = tl.zeros((TILE, TILE), tl.float32)
-    du = tl.zeros((TILE, TILE), tl.float32)
+    high: tl.constexpr = D // HIGH
+    wide: tl.constexpr = D // WIDE
+    split, part = tl.program_id(0), tl.program_id(1) // (high * wide)
+    column = tl.program_id(1) % wide
+    m = (tl.program_id(1) // wide) % high * HIGH + tl.arange(0, HIGH)
+    k = column * WIDE + tl.arange(0, WIDE)
+    dw = tl.zeros((HIGH, WIDE), tl.float32)
+    dtwin = tl.zeros((HIGH, WIDE), tl.float32)
+    du = tl.zeros((HIGH, HIGH), tl.float32)
     gate_ptr = g_ptr
     if part == 0:
         gate_ptr = rho_ptr
     for turn in tl.range(0, TURNS):
         n = (split * TURNS + turn) * ROWS + tl.arange(0, ROWS)
-        live = n < N
-        dout = tl.load(dqkv_ptr + n[None, :] * 3 * D + part * D + m[:, None], mask=live[None, :], other=0.0)
-        y = tl.load(y_ptr + n[:, None] * D + k[None, :], mask=live[:, None], other=0.0)
-        dw += times_loaded(dout, y, PRECISION)
+        live = (n < N)[:, None]
+        dout = tl.load(dqkv_ptr + n[:, None] * 3 * D + part * D + m[None, :], mask=live, other=0.0)
+        y = tl.load(y_ptr + n[:, None] * D + k[None, :], mask=live, other=0.0)
+        dw += times_loaded(tl.trans(dout), y, PRECISION)
         if UTILITY:
-            gate_m = tl.load(gate_ptr + n[None, :] * D + m[:, None], mask=live[None, :], other=0.0)
-            gate_k = tl.load(gate_ptr + n[:, None] * D + k[None, :], mask=live[:, None], other=0.0)
-            dtwin += times_loaded(dout * gate_m, y, PRECISION)
-            du += times_loaded(dout, gate_k, PRECISION)
+            gate = tl.load(gate_ptr + n[:, None] * D + m[None, :], mask=live, other=0.0)
+            dtwin += times_loaded(tl.trans(dout * gate), y, PRECISION)
+            du += times_loaded(tl.trans(dout), gate, PRECISION)
     to = parts_ptr + split * TOTAL
     cell = m[:, None] * D + k[None, :]
     tl.store(to + part * D * D + cell, dw)
     if UTILITY:
         tl.store(to + (3 + part) * D * D + cell, dtwin)
-        inside = (m[:, None] // E) * E * E + (m[:, None] % E) * E + k[None, :] % E
-        tl.store(to + 6 * D * D + part * H * E * E + inside, du, mask=(m[:, None] // E) == (k[None, :] // E))
+        inside = (m[:, None] // E) * E * E + (m[:, None] % E) * E + m[None, :] % E
+        own = ((m[:, None] // E) == (m[None, :] // E)) & (column == 0)
+        tl.store(to + 6 * D * D + part * H * E * E + inside, du, mask=own)
 
 
 # ---------------------------------------------------------------- attention
@@ -348,7 +392,7 @@ def _mix(
 
 @triton.jit(do_not_specialize=["site"])
 def _mix_backward(
-    d2_ptr, x1_ptr, hidden_ptr, out_w, norm_w, w1_ptr, w2_ptr, seed_ptr, e2_ptr, dhidden_ptr, dx1_ptr, e1_ptr, dh_ptr,
+    d2_ptr, x1_ptr, hidden_ptr, turned_ptr, norm_w, seed_ptr, e2_ptr, dhidden_ptr, dx1_ptr, e1_ptr, dh_ptr,
     parts_ptr, N, site,
     D: tl.constexpr, F: tl.constexpr, ROWS: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -362,17 +406,17 @@ def _mix_backward(
         e2 = dropped(d2, seed_ptr, here, site + 2, DROP)
     tl.store(e2_ptr + here, e2, mask=live)
     hidden = tl.load(hidden_ptr + n[:, None] * F + f[None, :], mask=live, other=0.0)
-    dhidden = times_loaded(e2, tl.load(w2_ptr + d[:, None] * F + f[None, :]), PRECISION)
+    dhidden = times(e2, turned_ptr + D * D + D * F, f, d, D, PRECISION)
     dhidden = tl.where(hidden > 0, dhidden, 0.0)
     tl.store(dhidden_ptr + n[:, None] * F + f[None, :], dhidden, mask=live)
-    dy = times_loaded(dhidden, tl.load(w1_ptr + f[:, None] * D + d[None, :]), PRECISION)
+    dy = times(dhidden, turned_ptr + D * D, d, f, F, PRECISION)
     z, scale = standardised(tl.load(x1_ptr + here, mask=live, other=0.0), D)
     gamma = tl.load(norm_w + d)
-    dx1 = d2 + norm_backward(dy, z, scale, gamma, parts_ptr + tl.program_id(0) * 2 * D, d, D)
+    dx1 = d2 + norm_backward(dy, z, scale, gamma, parts_ptr + tl.program_id(0) * 4 * D, d, D)
     tl.store(dx1_ptr + here, dx1, mask=live)
     e1 = dx1
     if DROP > 0:
         e1 = dropped(dx1, seed_ptr, here, site + 1, DROP)
     tl.store(e1_ptr + here, e1, mask=live)
-    dh = times_loaded(e1, tl.load(out_w + d[:, None] * D + d[None, :]), PRECISION)
+    dh = times(e1, turned_ptr, d, d, D, PRECISION)
     tl.store(dh_ptr + here, dh, mask=live)

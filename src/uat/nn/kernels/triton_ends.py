@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from uat.nn.kernels.triton_outer import outers
+from uat.nn.kernels.triton_outer import added, outers, unpacked
 from uat.nn.kernels.triton_parts import norm_backward, norm_rows, shares, standardised
 from uat.nn.kernels.triton_step import products
 
@@ -41,7 +41,7 @@ class FusedNorm(torch.autograd.Function):
         dx, (rows, d) = torch.empty_like(x), x.shape
         parts = torch.empty(shares(rows, ROWS), 2 * d, device=x.device)
         cast(Any, _norm_backward)[(len(parts),)](x, weight, dy.contiguous(), dx, parts, rows, D=d, ROWS=ROWS)
-        dweight, dbias = parts.sum(0).chunk(2)
+        dweight, dbias = added(parts)[0].chunk(2)
         return dx, dweight, dbias
 
 
@@ -56,7 +56,8 @@ class FusedLinear(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight = ctx.saved_tensors
         dy = dy.contiguous()
-        [(dweight, dbias)] = outers([(dy, x)], splits=SPLITS, precision=ctx.precision)
+        parts, sizes = outers([(dy, x)], splits=SPLITS, precision=ctx.precision)
+        [(dweight, dbias)] = unpacked(added(parts)[0], sizes)
         return dy @ weight if ctx.needs_input_grad[0] else None, dweight, dbias
 
 

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from uat.nn.kernels.triton_outer import added
 from uat.nn.kernels.triton_parts import tanh, times, times_loaded, times_some
 from uat.nn.kernels.triton_step import products
 from uat.nn.kernels.whole import feedback, room
@@ -68,7 +69,7 @@ class FusedGates(torch.autograd.Function):
         cast(Any, _gates_backward)[(episodes,)](
             action, reward, *weights, stacked, parts, episodes, steps, TOTAL=sum(counts), **ctx.sizes
         )
-        grads = [part.view_as(w) for part, w in zip(parts.sum(0).split(counts), weights, strict=True)]
+        grads = [part.view_as(w) for part, w in zip(added(parts)[0].split(counts), weights, strict=True)]
         return None, None, None, None, *grads
 
 

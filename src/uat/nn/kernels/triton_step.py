@@ -28,6 +28,7 @@ from uat.nn.kernels.triton_parts import (
     diagonal,
     norm_rows,
     normed,
+    rounded,
     shares,
     tanh,
     times,
@@ -51,7 +52,10 @@ WIDEST = 128
 class Packed(NamedTuple):
     """Weights as `_step` reads them: of all layers side by side, and of what makes gates."""
 
-    layers: Tensor
+    matrices: Tensor
+    """In the type that products take, which is that of keys and values as well."""
+    vectors: Tensor
+    """Scales and biases, in float32 however products round."""
     feedback: Feedback | None
 
 
@@ -81,15 +85,22 @@ def unfit(backbone: Transformer, utility: UtilityGates | None) -> str | None:
 @torch.no_grad()
 def pack(backbone: Transformer, utility: UtilityGates | None) -> Packed:
     """The weights as they are now."""
-    parts: list[Tensor] = []
+    matrices: list[Tensor] = []
+    vectors: list[Tensor] = []
     for block in backbone.blocks:
         assert isinstance(block, Block)
         a, (ff1, _, ff2) = block.attention, block.ff
         weight, bias = projections(a.project)
-        parts += [block.attention_norm.weight, block.attention_norm.bias, weight, *([] if bias is None else [bias])]
-        parts += [a.out.weight, a.out.bias, block.ff_norm.weight, block.ff_norm.bias]
-        parts += [cast(Tensor, x) for x in (ff1.weight, ff1.bias, ff2.weight, ff2.bias)]
-    return Packed(torch.cat([part.flatten() for part in parts]), None if utility is None else feedback(utility))
+        matrices += [weight, *([] if bias is None else [bias]), a.out.weight, cast(Tensor, ff1.weight)]
+        matrices.append(cast(Tensor, ff2.weight))
+        vectors += [block.attention_norm.weight, block.attention_norm.bias, a.out.bias]
+        vectors += [block.ff_norm.weight, block.ff_norm.bias, cast(Tensor, ff2.bias), cast(Tensor, ff1.bias)]
+    packed = torch.cat([part.flatten() for part in matrices])
+    if rounding() == "half":
+        most = torch.finfo(torch.float16).max
+        packed = packed.clamp(-most, most).half()
+    told = None if utility is None else feedback(utility)
+    return Packed(packed, torch.cat([part.flatten() for part in vectors]), told)
 
 
 def fused_step(
@@ -126,9 +137,21 @@ def products() -> str:
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
 
 
-def _programs(policies: int) -> int:
-    """Programs of each policy: one for each multiprocessor, and where several act side by side their share of two."""
-    return PROGRAMS if policies == 1 else max(1, 2 * PROGRAMS // policies)
+def rounding() -> str:
+    """How products inside the layers round. Where tf32 is allowed, to half precision: it keeps as many bits, of numbers
+    from 0.00006 to 65,504, and there are half as many bytes to read in each step."""
+    return "half" if products() == "tf32" else products()
+
+
+def served(streams: int, heads: int, policies: int) -> int:
+    """Streams that a program serves: as many as give each multiprocessor a program. Where several policies act side by
+    side they share two programs per multiprocessor, and each serves more streams, but no more than leave all products
+    their shapes: sums in another order would let a policy act otherwise here and there than it does alone."""
+    alone = min(ROWS, power_of_two(shares(streams, PROGRAMS)))
+    if policies == 1:
+        return alone
+    among = min(ROWS, power_of_two(shares(streams, max(1, 2 * PROGRAMS // policies))))
+    return max(alone, min(among, ROWS // heads))
 
 
 def _launch(
@@ -145,14 +168,15 @@ def _launch(
     c, streams, unread = backbone.config, cache.length_B.shape[0], cache.kv_L2BHSE
     d, size = c.d_model, c.d_model // c.num_heads
     actions = 1 if head is None else head.linear.out_features
-    out = unread.new_empty(streams, d if head is None else actions)
+    out = backbone.positions.new_empty(streams, d if head is None else actions)
     choice_B = torch.empty(streams, dtype=torch.long, device=out.device)
     allowed = None if step is None or step.allowed is None or head is None else step.allowed.contiguous()
-    real = min(ROWS, power_of_two(shares(streams, _programs(backbone.beside))))
+    real = served(streams, c.num_heads, backbone.beside)
     pointers = {
         **dict.fromkeys(OBSERVED + TOLD, unread),
         **{name: value for name, value in (seen | told).items() if isinstance(value, Tensor)},
-        "layers_ptr": cache.packed.layers,
+        "matrices_ptr": cache.packed.matrices,
+        "vectors_ptr": cache.packed.vectors,
         "position_ptr": backbone.positions,
         "norm_w": backbone.norm.weight,
         "norm_b": backbone.norm.bias,
@@ -199,7 +223,8 @@ def _launch(
         "HEAD": head is not None,
         "MASKED": allowed is not None,
         "SAMPLED": gumbel_BA is not None,
-        "PRECISION": products(),
+        "PRECISION": "half" if cache.packed.matrices.dtype == torch.float16 else products(),
+        "OUTSIDE": products(),  # numbers outside the layers may be large
     }
     cast(Any, _step)[(shares(streams, real),)](
         **pointers,
@@ -281,7 +306,7 @@ def _look(
 
 @triton.jit
 def _step(
-    layers_ptr, obs_ptr, encode_w, encode_b, position_ptr, norm_w, norm_b,
+    matrices_ptr, vectors_ptr, obs_ptr, encode_w, encode_b, position_ptr, norm_w, norm_b,
     action_ptr, reward_ptr, table_ptr, w1_ptr, w2_ptr, token_ptr, regime_ptr, ubar_ptr,
     last_w, last_b, head_w, head_b, first_ptr, length_ptr, kv_ptr, allowed_ptr, gumbel_ptr, gumbel_stride,
     out_ptr, choice_ptr, B, S, KV, POSITIONS,
@@ -289,8 +314,9 @@ def _step(
     A_ROOM: tl.constexpr, SCALE: tl.constexpr, REAL: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
     SEATS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, SINGLE: tl.constexpr,
     UTILITY: tl.constexpr, HEAD: tl.constexpr, MASKED: tl.constexpr, SAMPLED: tl.constexpr, PRECISION: tl.constexpr,
-    ENCODE: tl.constexpr, WIDTH: tl.constexpr, WIDTH_ROOM: tl.constexpr, J: tl.constexpr, J_ROOM: tl.constexpr,
-    HIDDEN: tl.constexpr, U: tl.constexpr, UBAR: tl.constexpr, DECAY: tl.constexpr, IDS: tl.constexpr,
+    OUTSIDE: tl.constexpr, ENCODE: tl.constexpr, WIDTH: tl.constexpr, WIDTH_ROOM: tl.constexpr, J: tl.constexpr,
+    J_ROOM: tl.constexpr, HIDDEN: tl.constexpr, U: tl.constexpr, UBAR: tl.constexpr, DECAY: tl.constexpr,
+    IDS: tl.constexpr,
 ):  # fmt: skip
     row, d = tl.arange(0, ROWS), tl.arange(0, D)
     start = tl.program_id(0) * REAL
@@ -307,7 +333,7 @@ def _step(
         o = tl.arange(0, WIDTH_ROOM)
         seen = alive & (o < WIDTH)[None, :]
         seen = tl.load(obs_ptr + stream[:, None] * WIDTH + o[None, :], mask=seen, other=0.0)
-        x = times_some(seen, encode_w, d, o, WIDTH, PRECISION) + tl.load(encode_b + d)[None, :]
+        x = times_some(seen, encode_w, d, o, WIDTH, OUTSIDE) + tl.load(encode_b + d)[None, :]
     elif ENCODE == "ids":
         item = tl.load(obs_ptr + stream, mask=live, other=-1)
         x = tl.load(encode_w + item[:, None] * D + d[None, :], mask=(item >= 0)[:, None], other=0.0)
@@ -329,13 +355,13 @@ def _step(
             said = tl.load(action_ptr + stream[:, None] * J + j[None, :], mask=alive & (j < J)[None, :], other=0.0)
         reward = tl.load(reward_ptr + stream, mask=live, other=0.0)
         said = tl.where(j[None, :] == J, reward[:, None], said)  # [f_a(a); r]
-        now = tl.maximum(times_some(said, w1_ptr, unit, j, J + 1, PRECISION), 0.0)
-        now = times(now, w2_ptr, u, unit, HIDDEN, PRECISION)
+        now = tl.maximum(times_some(said, w1_ptr, unit, j, J + 1, OUTSIDE), 0.0)
+        now = times(now, w2_ptr, u, unit, HIDDEN, OUTSIDE)
         at, kept = stream[:, None] * UBAR + u[None, :], alive & (u < UBAR)[None, :]
         before = tl.load(ubar_ptr + at, mask=kept, other=0.0)
         ubar = DECAY * tl.where(first[:, None], 0.0, before) + (1 - DECAY) * now
         tl.store(ubar_ptr + at, ubar, mask=kept)
-        rho = tanh(times(ubar, regime_ptr, d, u, U, PRECISION))
+        rho = tanh(times(ubar, regime_ptr, d, u, U, OUTSIDE))
 
     # rows of attention: every head of every stream
     i = tl.arange(0, SEATS)
@@ -353,31 +379,31 @@ def _step(
     cell = stream.to(tl.int64)[:, None] * H * S * E + across[None, :] + length[:, None] * E
     square = d[None, :] * D + d[:, None]
 
-    w = layers_ptr
+    w, vectors = matrices_ptr, vectors_ptr
     for layer in tl.range(0, L, num_stages=1):
         # small things are asked for early: a wait for each of them would cost as much as a product
-        rest = w + 2 * D + 3 * D * D
+        rest = w + 3 * D * D
         if UTILITY:
             rest += 3 * D * D + 3 * H * E * E
-        up = rest + D * D + 3 * D
-        down = up + F * D + F
-        norm_1w, norm_1b, out_b = tl.load(w + d), tl.load(w + D + d), tl.load(rest + D * D + d)
-        norm_2w, norm_2b = tl.load(rest + D * D + D + d), tl.load(rest + D * D + 2 * D + d)
-        down_b = tl.load(down + D * F + d)
+        up = rest + D * D
+        down = up + F * D
+        norm_1w, norm_1b, out_b = tl.load(vectors + d), tl.load(vectors + D + d), tl.load(vectors + 2 * D + d)
+        norm_2w, norm_2b = tl.load(vectors + 3 * D + d), tl.load(vectors + 4 * D + d)
+        down_b = tl.load(vectors + 5 * D + d)
         blocks, block = tl.arange(0, F // BLOCK), tl.arange(0, BLOCK)
-        up_b = tl.load(up + F * D + blocks[:, None] * BLOCK + block[None, :])
+        up_b = tl.load(vectors + 6 * D + blocks[:, None] * BLOCK + block[None, :])
 
         # projections, in one loop so that the next weights are under way while these are used
         y = normed(x, norm_1w, norm_1b, D)
         if UTILITY:
-            g = tanh(times(now, token_ptr + layer * D * U, d, u, U, PRECISION))
+            g = tanh(times(now, token_ptr + layer * D * U, d, u, U, OUTSIDE))
         q, k, v = y, y, y
         for part in tl.range(0, 3, num_stages=STAGES):
-            out = times_loaded(y, tl.load(w + 2 * D + part * D * D + square), PRECISION)
+            out = times_loaded(y, tl.load(w + part * D * D + square), PRECISION)
             if UTILITY:
                 gate = tl.where(part == 0, rho, g)
-                out += gate * times_loaded(y, tl.load(w + 2 * D + (3 + part) * D * D + square), PRECISION)
-                u_DD = diagonal(w + 2 * D + 6 * D * D + part * H * E * E, d, E)
+                out += gate * times_loaded(y, tl.load(w + (3 + part) * D * D + square), PRECISION)
+                u_DD = diagonal(w + 6 * D * D + part * H * E * E, d, E)
                 out += times_loaded(gate, u_DD, PRECISION)
             q = tl.where(part == 0, out, q)
             k = tl.where(part == 1, out, k)
@@ -387,8 +413,8 @@ def _step(
         # attention: this step's own key and value first, then the past
         keys_ptr = kv_ptr + layer * 2 * KV
         values_ptr = keys_ptr + KV
-        tl.store(keys_ptr + cell, k, mask=alive)
-        tl.store(values_ptr + cell, v, mask=alive)
+        tl.store(keys_ptr + cell, rounded(k, PRECISION), mask=alive)
+        tl.store(values_ptr + cell, rounded(v, PRECISION), mask=alive)
         q_i = tl.where(mine, times_loaded(seat, q * SCALE, PRECISION), 0.0)
         top = tl.sum(q_i * times_loaded(seat, k, PRECISION), 1)
         mixed = times_loaded(seat, v, PRECISION)
@@ -418,7 +444,8 @@ def _step(
             hidden += tl.sum(tl.where((blocks == part)[:, None], up_b, 0.0), 0)[None, :]
             change += times_loaded(tl.maximum(hidden, 0.0), tl.load(down + d[None, :] * F + f[:, None]), PRECISION)
         x += change + down_b[None, :]
-        w = down + D * F + D
+        w = down + D * F
+        vectors += 6 * D + F
     tl.store(length_ptr + stream, (length + 1).to(tl.int64), mask=live)
 
     # decide
@@ -427,7 +454,7 @@ def _step(
         a = tl.arange(0, A_ROOM)
         possible = alive & (a < A)[None, :]
         weight_DA = tl.load(head_w + a[None, :] * D + d[:, None], mask=(a < A)[None, :], other=0.0)
-        logits = times_loaded(x, weight_DA, PRECISION) + tl.load(head_b + a, mask=a < A, other=0.0)[None, :]
+        logits = times_loaded(x, weight_DA, OUTSIDE) + tl.load(head_b + a, mask=a < A, other=0.0)[None, :]
         at = stream[:, None] * A + a[None, :]
         if MASKED:
             may = tl.load(allowed_ptr + at, mask=possible, other=0) != 0

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from uat.nn.blocks import Block, Transformer
 from uat.nn.encoders import VectorEncoder
-from uat.nn.kernels.triton_block import LONGEST, fused_block
+from uat.nn.kernels.triton_block import LONGEST, fused_block, large_products
 from uat.nn.kernels.triton_ends import fused_linear, fused_norm
 from uat.nn.kernels.triton_gates import fused_gates, gates_fit
 from uat.nn.utility import Gates, UtilityGates
@@ -19,8 +19,12 @@ def unfit(backbone: Transformer, steps: int) -> str | None:
     c = backbone.config
     if c.d_model // c.num_heads < 16:
         return f"it takes heads of at least 16, and d_model / num_heads is {c.d_model // c.num_heads}"
-    if c.d_model > 128 or c.d_ff > 256:
-        return f"it takes d_model to 128 and d_ff to 256, and they are {c.d_model} and {c.d_ff}"
+    widest = 128 if large_products(backbone.positions.device) else 64
+    if c.d_model > widest or c.d_ff > 256 or c.d_model * c.d_ff > 128 * 128:
+        return (
+            f"on this device it takes d_model to {widest}, d_ff to 256 and their product to {128 * 128:,}, "
+            f"and they are {c.d_model} and {c.d_ff}"
+        )
     return f"it takes episodes of at most {LONGEST} steps, not {steps}" if steps > LONGEST else None
 
 
