@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -297,6 +299,21 @@ def test_a_graph_keeps_alive_what_it_reads() -> None:
     others = [torch.full((1000,), 7.0, device=CUDA) for _ in range(100)]
     assert (captured() == 2).all()
     assert all((other == 7).all() for other in others)
+
+
+ENDS = """
+import torch
+from uat.training.capture import Captured
+x = torch.ones(1000, device="cuda")
+captured = Captured(lambda: torch.nn.functional.dropout(x, 0.5))
+captured.itself = captured  # only the end of the program breaks this up
+captured()
+"""
+
+
+def test_a_program_that_still_has_graphs_ends_well() -> None:
+    ended = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 # ---------------------------------------------------------------- a whole run

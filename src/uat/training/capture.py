@@ -51,6 +51,8 @@ class Captured(Generic[Result]):
         except RuntimeError as error:
             torch.cuda.synchronize()
             raise CaptureError(str(error).strip().split("\n")[0]) from error
+        # Also at the end of a program, while the device is: graphs lie in cycles, which Python breaks up last of all.
+        weakref.finalize(self, self.graph.reset)
 
     def __call__(self) -> Result:
         self.graph.replay()
