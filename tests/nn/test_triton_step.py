@@ -16,6 +16,7 @@ pytest.importorskip("triton")
 
 from tests.builders import random_batch, randomise
 from uat.acting import choose
+from uat.bench.steps import plain
 from uat.methods import METHODS
 from uat.methods.policy import TransformerPolicy
 from uat.nn.cache import KVCache
@@ -121,6 +122,23 @@ def test_where_tf32_is_allowed_the_layers_are_rounded_to_half_precision(method: 
     with tf32_allowed():
         assert cache_of(open_fused(policy, 1, 1)).kv_L2BHSE.dtype == torch.float16
         assert 1e-6 < worst_difference(policy, 3, 4) < 5e-3
+
+
+def test_a_memory_filled_by_the_fused_step_can_be_made_plain_for_the_slow_one() -> None:
+    """As the bench does, so that each path reads a memory of its own kind."""
+    policy = build("uat")
+    with tf32_allowed():
+        cache = cache_of(plain(open_fused(policy, 1, 1)))
+    assert (cache.kv_L2BHSE.dtype, cache.packed) == (torch.float32, None)
+
+
+@pytest.mark.parametrize("method", ["tent", "cotta"])
+def test_what_adapts_while_acting_opens_plain_memories_beside_a_fused_learner(method: str) -> None:
+    policy: Any = METHODS[method].build(SPEC, METHODS[method].configure(**SMALL)).to(DEVICE)
+    policy.learner.fused = True
+    with tf32_allowed():
+        cache = policy.init_state(1, 1, DEVICE).cache
+    assert (cache.kv_L2BHSE.dtype, cache.packed) == (torch.float32, None)
 
 
 @pytest.mark.parametrize(("streams", "steps"), [(2, 67), (19, 2)])
