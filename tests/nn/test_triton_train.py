@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
@@ -100,6 +101,44 @@ def test_the_same_for_utilities_of_any_width(method: str, width: int) -> None:
 )
 def test_the_same_where_hidden_units_are_few_or_many_and_heads_wide(method: str, sizes: dict[str, int]) -> None:
     check(build(method, {**SMALL, **sizes}, 20), some_batch(2, 5), 1e-4)
+
+
+@pytest.fixture
+def _rounds() -> Iterator[None]:
+    """Products may round to tf32, and so to half precision inside the blocks."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.mark.usefixtures("_rounds")
+@pytest.mark.parametrize("size", [1e-12, 1.0, 1e12])
+@pytest.mark.parametrize(("method", "steps"), [("uat", 17), ("vanilla", 17)])
+def test_in_half_precision_gradients_of_any_size_come_back(method: str, steps: int, size: float) -> None:
+    policy, batch = build(method, SMALL, 20), some_batch(3, steps)
+    gradients = []
+    for policy.fused_pass in (False, True):
+        policy.zero_grad()
+        h_BTD = policy.features(batch)
+        (size * (policy.head.nll(h_BTD, batch.target).sum() + h_BTD.square().sum())).backward()
+        gradients.append({n: p.grad.double() / size for n, p in policy.named_parameters() if p.grad is not None})
+    for name, grad in gradients[0].items():
+        off = (grad - gradients[1][name]).norm()
+        assert off < 5e-3 * grad.norm().clamp_min(1e-3), (name, off, grad.norm())
+
+
+@pytest.mark.usefixtures("_rounds")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_in_half_precision_a_gradient_that_is_no_number_stays_none(bad: float) -> None:
+    policy, batch = build("uat", SMALL, 20), some_batch(2, 3)
+    policy.fused_pass = True
+    h_BTD = policy.features(batch)
+    (h_BTD * torch.full_like(h_BTD, bad)).sum().backward()
+    for name, p in policy.backbone.blocks.named_parameters():
+        assert p.grad is not None
+        assert not p.grad.isfinite().any(), name
 
 
 @pytest.mark.parametrize("rows", [(1,), (300, 5), (240, 48, 64)])

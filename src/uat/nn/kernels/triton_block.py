@@ -30,23 +30,24 @@ from uat.nn.kernels import triton_outer as tiles
 from uat.nn.kernels.triton_outer import added, outers, unpacked
 from uat.nn.kernels.triton_parts import (
     dropped,
+    enlarged,
     norm_backward,
     norm_rows,
-    offset,
+    rounded,
     shares,
     standardised,
     times,
     times_loaded,
 )
-from uat.nn.kernels.triton_step import products
+from uat.nn.kernels.triton_step import rounding
 from uat.nn.kernels.whole import projections, room
 
 ROWS, WARPS = 64, 4
 """Rows that a program serves, and its warps."""
 SPLITS, PROJECT_SPLITS = 48, 64
 """Programs that share the rows of a weight's gradient, and of those of projections."""
-TURNED = 1024
-"""Numbers that a program copies when matrices are transposed."""
+LAID = 1024
+"""Numbers that a program copies when matrices are laid side by side."""
 LONGEST = 128
 """Most steps of an episode that fit one program."""
 SITES = 3
@@ -55,9 +56,11 @@ SITES = 3
 
 def fused_block(
     block: Block, x_ND: Tensor, rho_ND: Tensor | None, g_ND: Tensor | None, shape: tuple[int, int], layer: int,
-    seed: Tensor,
+    seed: Tensor, peak: Tensor,
 ) -> Tensor:  # fmt: skip
-    """The block's output for x (B * T, D); gates likewise, or None. shape: (B, T)."""
+    """The block's output for x (B * T, D); gates likewise, or None. shape: (B, T).
+
+    peak: the largest gradient of what the last block gives, written before the way back comes here."""
     a, (ff1, _, ff2) = block.attention, block.ff
     weights = (
         block.attention_norm.weight, block.attention_norm.bias, *projections(a.project),
@@ -65,74 +68,79 @@ def fused_block(
     )  # fmt: skip
     drop = a.dropout if block.training else 0.0
     g_ND = None if g_ND is None else g_ND.contiguous()
-    return cast(Tensor, FusedBlock.apply(x_ND, rho_ND, g_ND, seed, shape, a.num_heads, drop, SITES * layer, *weights))
+    site = SITES * layer
+    return cast(Tensor, FusedBlock.apply(x_ND, rho_ND, g_ND, seed, peak, shape, a.num_heads, drop, site, *weights))
 
 
 class FusedBlock(torch.autograd.Function):
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, x: Tensor, rho: Tensor | None, g: Tensor | None, seed: Tensor, shape: tuple[int, int], heads: int,
-        drop: float, site: int, *weights: Tensor | None,
+        ctx: Any, x: Tensor, rho: Tensor | None, g: Tensor | None, seed: Tensor, peak: Tensor, shape: tuple[int, int],
+        heads: int, drop: float, site: int, *weights: Tensor | None,
     ) -> Tensor:  # fmt: skip
         norm_w, norm_b, project_w, u, out_w, out_b, ff_norm_w, ff_norm_b, w1, b1, w2, b2 = weights
+        assert project_w is not None
+        assert out_w is not None
         assert w1 is not None
-        (rows, d), f, gated = x.shape, w1.shape[0], rho is not None
-        y, qkv, h, x1, y1 = (torch.empty(rows, width, device=x.device) for width in (d, 3 * d, d, d, d))
-        hidden, x2 = torch.empty(rows, f, device=x.device), torch.empty_like(x)
-        same = {"D": d, "PRECISION": products()}
+        assert w2 is not None
+        (rows, d), f, gated, precision = x.shape, w1.shape[0], rho is not None, rounding()
+        laid = _laid(project_w, u, out_w, w1, w2, precision)
+        y, qkv, h, y1, hidden = (laid.new_empty(rows, width) for width in (d, 3 * d, d, d, f))
+        x1, x2 = torch.empty_like(x), torch.empty_like(x)
+        same = {"D": d, "PRECISION": precision}
         grid, gates = (shares(rows, ROWS),), (x, x) if rho is None or g is None else (rho, g)
         cast(Any, _project)[grid](
-            x, norm_w, norm_b, project_w, u, *gates, y, qkv, rows,
-            **same, H=heads, E=d // heads, ROWS=ROWS, UTILITY=gated, num_warps=WARPS,
+            x, norm_w, norm_b, laid, *gates, y, qkv, rows,
+            **same, ROWS=ROWS, UTILITY=gated, STAGES=_stages(d, precision), num_warps=WARPS,
         )  # fmt: skip
-        attention = _attention(shape, d, heads, drop, products())
+        attention = _attention(shape, d, heads, drop, precision)
         cast(Any, _attend)[(shape[0] * heads,)](qkv, h, seed, shape[1], site, **attention)
         cast(Any, _mix)[grid](
-            h, x, out_w, out_b, ff_norm_w, ff_norm_b, w1, b1, w2, b2, seed, x1, y1, hidden, x2, rows, site,
-            **same, F=f, ROWS=ROWS, DROP=drop, num_warps=WARPS,
+            h, x, laid, out_b, ff_norm_w, ff_norm_b, b1, b2, seed, x1, y1, hidden, x2, rows, site,
+            **same, F=f, BEFORE=_squares(gated) - 1, ROWS=ROWS, DROP=drop, num_warps=WARPS,
         )  # fmt: skip
-        ctx.save_for_backward(x, *gates, seed, y, qkv, h, x1, y1, hidden, *weights)
-        ctx.shape, ctx.heads, ctx.drop, ctx.site, ctx.gated = shape, heads, drop, site, gated
-        ctx.precision = same["PRECISION"]
+        ctx.save_for_backward(x, *gates, seed, laid, y, qkv, h, x1, y1, hidden, norm_w, ff_norm_w)
+        ctx.peak, ctx.shape, ctx.heads, ctx.drop, ctx.site, ctx.gated = peak, shape, heads, drop, site, gated
+        ctx.precision, ctx.shapes = precision, (project_w.shape, None if u is None else u.shape)
         return x2
 
     @staticmethod
     def backward(ctx: Any, d2: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, rho, g, seed, y, qkv, h, x1, y1, hidden, *weights = ctx.saved_tensors
-        norm_w, _, project_w, u, out_w, _, ff_norm_w, _, w1, _, w2, _ = weights
-        (rows, d), f, heads = x.shape, w1.shape[0], ctx.heads
+        x, rho, g, seed, laid, y, qkv, h, x1, y1, hidden, norm_w, ff_norm_w = ctx.saved_tensors
+        (rows, d), f, heads, peak = x.shape, hidden.shape[1], ctx.heads, ctx.peak
         d2 = d2.contiguous()
         same = {"D": d, "PRECISION": ctx.precision}
-        programs = shares(rows, ROWS)
+        programs, (plain, turned) = shares(rows, ROWS), laid.chunk(2)
         norm_parts = torch.empty(programs, 4 * d, device=x.device)
-        e2, e1, dh, dx1 = (torch.empty_like(x) for _ in range(4))
-        dhidden = torch.empty_like(hidden)
-        mix_turned, project_turned = _turned(project_w, u, out_w, w1, w2)
+        e2, e1, dh, dhidden, dqkv = (torch.empty_like(like) for like in (y, y, y, hidden, qkv))
+        dx1, dx = torch.empty_like(x), torch.empty_like(x)
         cast(Any, _mix_backward)[(programs,)](
-            d2, x1, hidden, mix_turned, ff_norm_w, seed, e2, dhidden, dx1, e1, dh, norm_parts, rows, ctx.site,
-            **same, F=f, ROWS=ROWS, DROP=ctx.drop, num_warps=WARPS,
+            d2, x1, hidden, turned, ff_norm_w, seed, peak, e2, dhidden, dx1, e1, dh, norm_parts, rows, ctx.site,
+            **same, F=f, BEFORE=_squares(ctx.gated) - 1, ROWS=ROWS, DROP=ctx.drop, num_warps=WARPS,
         )  # fmt: skip
-        outer_parts, sizes = outers([(e2, hidden), (dhidden, y1), (e1, h)], splits=SPLITS, precision=ctx.precision)
-        dqkv = torch.empty_like(qkv)
+        outer_parts, sizes = outers(
+            [(e2, hidden), (dhidden, y1), (e1, h)], splits=SPLITS, precision=ctx.precision, peak=peak
+        )
         attention = _attention(ctx.shape, d, heads, ctx.drop, ctx.precision)
         cast(Any, _attend_backward)[(ctx.shape[0] * heads,)](qkv, dh, dqkv, seed, ctx.shape[1], ctx.site, **attention)
 
-        large = large_products(x.device) and ctx.precision == "tf32"
-        drho, dg = (torch.empty(rows, d, device=x.device) for _ in range(2)) if ctx.gated else (x, x)
-        dx = torch.empty_like(x)
+        large = large_products(x.device) and ctx.precision == "half"
+        drho, dg = (torch.empty_like(x) for _ in range(2)) if ctx.gated else (x, x)
         cast(Any, _project_backward)[(programs,)](
-            dqkv, x, y, dx1, norm_w, project_turned, project_w, rho, g, dx, drho, dg, norm_parts, rows,
-            **same, ROWS=ROWS, UTILITY=ctx.gated, num_warps=WARPS if large else 2 * WARPS,
+            dqkv, x, y, dx1, norm_w, turned, plain, rho, g, peak, dx, drho, dg, norm_parts, rows,
+            **same, ROWS=ROWS, UTILITY=ctx.gated, STAGES=_stages(d, ctx.precision),
+            num_warps=WARPS if large else 2 * WARPS,
         )  # fmt: skip
-        project_parts = _project_gradients(dqkv, y, rho, g, project_w, u, heads, ctx.gated, ctx.precision)
+        project_shape, u_shape = ctx.shapes
+        project_parts = _project_gradients(dqkv, y, rho, g, peak, u_shape, heads, ctx.gated, ctx.precision)
         dnorms, summed, dprojects = added(norm_parts, outer_parts, project_parts)
         dff_norm, dnorm = dnorms.split(2 * d)
         (dw2, db2), (dw1, db1), (dout_w, dout_b) = unpacked(summed, sizes)
-        dproject = dprojects[: project_w.numel()].view_as(project_w)
-        du = None if u is None else dprojects[project_w.numel() :].view_as(u)
+        dproject, biases = dprojects[: project_shape.numel()].view(project_shape), dprojects[project_shape.numel() :]
+        du = None if u_shape is None else biases.view(u_shape)
         gates = (drho, dg) if ctx.gated else (None, None)
         return (
-            dx, *gates, None, None, None, None, None, dnorm[:d], dnorm[d:], dproject, du, dout_w, dout_b,
+            dx, *gates, None, None, None, None, None, None, dnorm[:d], dnorm[d:], dproject, du, dout_w, dout_b,
             dff_norm[:d], dff_norm[d:], dw1, db1, dw2, db2,
         )  # fmt: skip
 
@@ -150,51 +158,67 @@ def _attention(shape: tuple[int, int], d: int, heads: int, drop: float, precisio
     return {**sizes, "DROP": drop, "PRECISION": precision, "num_warps": 4 if steps <= 64 else 8}
 
 
-def _turned(project_w: Tensor, u: Tensor | None, out_w: Tensor, w1: Tensor, w2: Tensor) -> tuple[Tensor, Tensor]:
-    """All matrices transposed, as gradients are multiplied with them: those of `_mix_backward`, and those of
-    `_project_backward`, each (D, D), at their end U with the heads' matrices along the diagonal.
+def _stages(d: int, precision: str) -> int:
+    """Blocks of weights under way at a time: more than one where they are small enough for shared memory."""
+    return 2 if precision == "half" and d <= 64 else 1
 
-    Products on tensor cores read both sides along what they sum over."""
+
+def _squares(gated: bool) -> int:
+    """Matrices of (D, D) in a block: those of projections, with feedback their twins and U, and the output's."""
+    return 10 if gated else 4
+
+
+def _laid(project_w: Tensor, u: Tensor | None, out_w: Tensor, w1: Tensor, w2: Tensor, precision: str) -> Tensor:
+    """All matrices side by side in the type that products take, as they are and then transposed: W, W^u, U with the
+    heads' matrices along the diagonal, the output's, those of the feed-forward network.
+
+    Gradients are multiplied with the transposed ones: products on tensor cores read along what they sum over."""
     f, d = w1.shape
-    sizes = [d * d + 2 * d * f, project_w.numel() + (0 if u is None else 3 * d * d)]
-    to = out_w.new_empty(sum(sizes))
-    cast(Any, _turn)[(shares(sum(sizes), TURNED),)](
-        out_w, w1, w2, project_w, out_w if u is None else u, to, len(to),
-        D=d, F=f, E=d if u is None else u.shape[-1], MATRICES=len(project_w) // d, BLOCK=TURNED,
+    total = _squares(u is not None) * d * d + 2 * d * f
+    to = out_w.new_empty(2 * total, dtype=torch.float16 if precision == "half" else torch.float32)
+    cast(Any, _lay)[(shares(total, LAID),)](
+        project_w, out_w if u is None else u, out_w, w1, w2, to, total,
+        D=d, F=f, E=d if u is None else u.shape[-1], PROJECT=len(project_w) // d, SQUARES=_squares(u is not None),
+        BLOCK=LAID, PRECISION=precision,
     )  # fmt: skip
-    mix, project = to.split(sizes)
-    return mix, project
+    return to
 
 
 @triton.jit
-def _turn(
-    out_w, w1_ptr, w2_ptr, project_w, u_ptr, to_ptr, TOTAL,
-    D: tl.constexpr, F: tl.constexpr, E: tl.constexpr, MATRICES: tl.constexpr, BLOCK: tl.constexpr,
+def _lay(
+    project_w, u_ptr, out_w, w1_ptr, w2_ptr, to_ptr, TOTAL,
+    D: tl.constexpr, F: tl.constexpr, E: tl.constexpr, PROJECT: tl.constexpr, SQUARES: tl.constexpr,
+    BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    up, down, square = i - D * D, i - D * D - D * F, i - D * D - 2 * D * F
-    w = tl.load(out_w + i % D * D + i // D, mask=up < 0, other=0.0)
-    w += tl.load(w1_ptr + up % F * D + up // F, mask=(up >= 0) & (down < 0), other=0.0)
-    w += tl.load(w2_ptr + down % D * F + down // D, mask=(down >= 0) & (square < 0), other=0.0)
-    which, inner, outer = square // (D * D), square % (D * D) // D, square % D
-    w += tl.load(project_w + (which * D + outer) * D + inner, mask=(square >= 0) & (which < MATRICES), other=0.0)
-    own = (which >= MATRICES) & (inner // E == outer // E) & (i < TOTAL)
-    w += tl.load(u_ptr + ((which - MATRICES) * D + outer) * E + inner % E, mask=own, other=0.0)
+    which, r, c = i // (D * D), i % (D * D) // D, i % D
+    up = i - SQUARES * D * D
+    down = up - F * D
+    w = tl.load(project_w + i, mask=which < PROJECT, other=0.0)
+    own = (which >= PROJECT) & (which < SQUARES - 1) & (r // E == c // E)
+    w += tl.load(u_ptr + ((which - PROJECT) * D + r) * E + c % E, mask=own, other=0.0)
+    w += tl.load(out_w + r * D + c, mask=which == SQUARES - 1, other=0.0)
+    w += tl.load(w1_ptr + up, mask=(up >= 0) & (down < 0), other=0.0)
+    w += tl.load(w2_ptr + down, mask=(down >= 0) & (i < TOTAL), other=0.0)
+    at = tl.where(up < 0, which * D * D + c * D + r, SQUARES * D * D + up % D * F + up // D)
+    at = tl.where(down < 0, at, SQUARES * D * D + F * D + down % F * D + down // F)
+    w = rounded(w, PRECISION)
     tl.store(to_ptr + i, w, mask=i < TOTAL)
+    tl.store(to_ptr + TOTAL + at, w, mask=i < TOTAL)
 
 
 def _project_gradients(
-    dqkv: Tensor, y: Tensor, rho: Tensor, g: Tensor, project_w: Tensor, u: Tensor | None, heads: int, gated: bool,
+    dqkv: Tensor, y: Tensor, rho: Tensor, g: Tensor, peak: Tensor, u_shape: torch.Size | None, heads: int, gated: bool,
     precision: str,
 ) -> Tensor:  # fmt: skip
     """Gradients of W, W^u and U, to be added up: one row for each share of the rows."""
     rows, d = y.shape
     high, wide = max(min(tiles.HIGH, d), d // heads if gated else 0), min(tiles.WIDE, d)
-    biases = 0 if u is None else u.numel()
+    biases = 0 if u_shape is None else u_shape.numel()
     splits = min(PROJECT_SPLITS, shares(rows, tiles.ROWS))
-    parts = torch.empty(splits, project_w.numel() + biases, device=y.device)
+    parts = torch.empty(splits, (6 if gated else 3) * d * d + biases, device=y.device)
     cast(Any, _project_weights)[(splits, 3 * (d // high) * (d // wide))](
-        dqkv, y, rho, g, parts, rows,
+        dqkv, y, rho, g, peak, parts, rows,
         D=d, E=d // heads, H=heads, HIGH=high, WIDE=wide, ROWS=tiles.ROWS, TURNS=shares(rows, splits * tiles.ROWS),
         TOTAL=parts.shape[1], UTILITY=gated, PRECISION=precision, num_warps=tiles.warps(precision, high),
     )  # fmt: skip
@@ -206,65 +230,68 @@ def _project_gradients(
 
 @triton.jit
 def _project(
-    x_ptr, norm_w, norm_b, w_ptr, u_ptr, rho_ptr, g_ptr, y_ptr, qkv_ptr, N,
-    D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, UTILITY: tl.constexpr,
-    PRECISION: tl.constexpr,
+    x_ptr, norm_w, norm_b, w_ptr, rho_ptr, g_ptr, y_ptr, qkv_ptr, N,
+    D: tl.constexpr, ROWS: tl.constexpr, UTILITY: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     n, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, D)
     live = (n < N)[:, None]
     here = n[:, None] * D + d[None, :]
-    y = norm_rows(tl.load(x_ptr + here, mask=live, other=0.0), norm_w, norm_b, d, D)
+    y = rounded(norm_rows(tl.load(x_ptr + here, mask=live, other=0.0), norm_w, norm_b, d, D), PRECISION)
     tl.store(y_ptr + here, y, mask=live)
     if UTILITY:
-        rho = tl.load(rho_ptr + here, mask=live, other=0.0)
-        g = tl.load(g_ptr + here, mask=live, other=0.0)
-    for part in tl.static_range(3):
+        rho = rounded(tl.load(rho_ptr + here, mask=live, other=0.0), PRECISION)
+        g = rounded(tl.load(g_ptr + here, mask=live, other=0.0), PRECISION)
+    for part in tl.range(0, 3, num_stages=STAGES):
         out = times(y, w_ptr + part * D * D, d, d, D, PRECISION)
         if UTILITY:
-            gate = rho if part == 0 else g
+            gate = tl.where(part == 0, rho, g)
             out += gate * times(y, w_ptr + (3 + part) * D * D, d, d, D, PRECISION)
-            out += offset(gate, u_ptr + part * H * E * E, d, D, E, PRECISION)
-        tl.store(qkv_ptr + n[:, None] * 3 * D + part * D + d[None, :], out, mask=live)
+            out += times(gate, w_ptr + (6 + part) * D * D, d, d, D, PRECISION)
+        tl.store(qkv_ptr + n[:, None] * 3 * D + part * D + d[None, :], rounded(out, PRECISION), mask=live)
 
 
 @triton.jit
 def _project_backward(
-    dqkv_ptr, x_ptr, y_ptr, dres_ptr, norm_w, turned_ptr, w_ptr, rho_ptr, g_ptr, dx_ptr, drho_ptr, dg_ptr, parts_ptr, N,
-    D: tl.constexpr, ROWS: tl.constexpr, UTILITY: tl.constexpr, PRECISION: tl.constexpr,
+    dqkv_ptr, x_ptr, y_ptr, dres_ptr, norm_w, turned_ptr, w_ptr, rho_ptr, g_ptr, peak_ptr, dx_ptr, drho_ptr, dg_ptr,
+    parts_ptr, N,
+    D: tl.constexpr, ROWS: tl.constexpr, UTILITY: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Down to x: through the projections, the norm, and what comes along the residual.
 
-    What is needed more than once is read again: registers are scarcer than time.
+    Weights of the next part are under way while these are used.
     """
     n, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, D)
     live = (n < N)[:, None]
     here = n[:, None] * D + d[None, :]
     dy = tl.zeros((ROWS, D), tl.float32)
+    small = 1 / enlarged(peak_ptr, PRECISION)
     if UTILITY:
+        y = tl.load(y_ptr + here, mask=live, other=0.0)
+        rho = rounded(tl.load(rho_ptr + here, mask=live, other=0.0), PRECISION)
+        g = rounded(tl.load(g_ptr + here, mask=live, other=0.0), PRECISION)
         dg = tl.zeros((ROWS, D), tl.float32)
-    for part in tl.static_range(3):
+    for part in tl.range(0, 3, num_stages=STAGES):
         dout = tl.load(dqkv_ptr + n[:, None] * 3 * D + part * D + d[None, :], mask=live, other=0.0)
         dy += times(dout, turned_ptr + part * D * D, d, d, D, PRECISION)
         if UTILITY:
-            gate = tl.load((rho_ptr if part == 0 else g_ptr) + here, mask=live, other=0.0)
-            dy += times(dout * gate, turned_ptr + (3 + part) * D * D, d, d, D, PRECISION)
-            y = tl.load(y_ptr + here, mask=live, other=0.0)
+            gate = tl.where(part == 0, rho, g)
+            gated = dout.to(tl.float32) * gate
+            dy += times(gated, turned_ptr + (3 + part) * D * D, d, d, D, PRECISION)
             dgate = dout * times(y, w_ptr + (3 + part) * D * D, d, d, D, PRECISION)
             dgate += times(dout, turned_ptr + (6 + part) * D * D, d, d, D, PRECISION)
-            if part == 0:
-                tl.store(drho_ptr + here, dgate, mask=live)
-            else:
-                dg += dgate
+            tl.store(drho_ptr + here, dgate * small, mask=live & (part == 0))
+            dg += tl.where(part == 0, 0.0, dgate)
     if UTILITY:
-        tl.store(dg_ptr + here, dg, mask=live)
+        tl.store(dg_ptr + here, dg * small, mask=live)
     z, scale = standardised(tl.load(x_ptr + here, mask=live, other=0.0), D)
-    dx = norm_backward(dy, z, scale, tl.load(norm_w + d), parts_ptr + (2 * tl.program_id(0) + 1) * 2 * D, d, D)
+    to = parts_ptr + (2 * tl.program_id(0) + 1) * 2 * D
+    dx = norm_backward(dy * small, z, scale, tl.load(norm_w + d), to, d, D)
     tl.store(dx_ptr + here, dx + tl.load(dres_ptr + here, mask=live, other=0.0), mask=live)
 
 
 @triton.jit
 def _project_weights(
-    dqkv_ptr, y_ptr, rho_ptr, g_ptr, parts_ptr, N,
+    dqkv_ptr, y_ptr, rho_ptr, g_ptr, peak_ptr, parts_ptr, N,
     D: tl.constexpr, E: tl.constexpr, H: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
     TURNS: tl.constexpr, TOTAL: tl.constexpr, UTILITY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -291,14 +318,15 @@ def _project_weights(
             gate = tl.load(gate_ptr + n[:, None] * D + m[None, :], mask=live, other=0.0)
             dtwin += times_loaded(tl.trans(dout * gate), y, PRECISION)
             du += times_loaded(tl.trans(dout), gate, PRECISION)
+    small = 1 / enlarged(peak_ptr, PRECISION)
     to = parts_ptr + split * TOTAL
     cell = m[:, None] * D + k[None, :]
-    tl.store(to + part * D * D + cell, dw)
+    tl.store(to + part * D * D + cell, dw * small)
     if UTILITY:
-        tl.store(to + (3 + part) * D * D + cell, dtwin)
+        tl.store(to + (3 + part) * D * D + cell, dtwin * small)
         inside = (m[:, None] // E) * E * E + (m[:, None] % E) * E + m[None, :] % E
         own = ((m[:, None] // E) == (m[None, :] // E)) & (column == 0)
-        tl.store(to + 6 * D * D + part * H * E * E + inside, du, mask=own)
+        tl.store(to + 6 * D * D + part * H * E * E + inside, du * small, mask=own)
 
 
 # ---------------------------------------------------------------- attention
@@ -331,7 +359,8 @@ def _attend(
     if DROP > 0:
         place = (tl.program_id(0) * ROOM + t[:, None]) * ROOM + t[None, :]
         weight = dropped(weight, seed_ptr, place, site, DROP)
-    tl.store(h_ptr + row[:, None] * D + head * E + e[None, :], times_loaded(weight, v, PRECISION), mask=live)
+    h = rounded(times_loaded(weight, v, PRECISION), PRECISION)
+    tl.store(h_ptr + row[:, None] * D + head * E + e[None, :], h, mask=live)
 
 
 @triton.jit(do_not_specialize=["site"])
@@ -356,10 +385,13 @@ def _attend_backward(
         place = (tl.program_id(0) * ROOM + t[:, None]) * ROOM + t[None, :]
         kept = dropped(weight, seed_ptr, place, site, DROP)
         dweight = dropped(dweight, seed_ptr, place, site, DROP)
-    tl.store(dqkv_ptr + 2 * D + at, times_loaded(tl.trans(kept), dh, PRECISION), mask=live)
+    dv = times_loaded(tl.trans(kept), dh, PRECISION)
+    tl.store(dqkv_ptr + 2 * D + at, rounded(dv, PRECISION), mask=live)
     dlogits = weight * (dweight - tl.sum(weight * dweight, 1)[:, None]) * SCALE
-    tl.store(dqkv_ptr + at, times_loaded(dlogits, k, PRECISION), mask=live)
-    tl.store(dqkv_ptr + D + at, times_loaded(tl.trans(dlogits), q, PRECISION), mask=live)
+    dlogits = rounded(dlogits, PRECISION)
+    dq, dk = times_loaded(dlogits, k, PRECISION), times_loaded(tl.trans(dlogits), q, PRECISION)
+    tl.store(dqkv_ptr + at, rounded(dq, PRECISION), mask=live)
+    tl.store(dqkv_ptr + D + at, rounded(dk, PRECISION), mask=live)
 
 
 # ---------------------------------------------------------------- output, feed-forward
@@ -367,24 +399,30 @@ def _attend_backward(
 
 @triton.jit(do_not_specialize=["site"])
 def _mix(
-    h_ptr, x_ptr, out_w, out_b, norm_w, norm_b, w1_ptr, b1_ptr, w2_ptr, b2_ptr, seed_ptr, x1_ptr, y1_ptr, hidden_ptr,
-    x2_ptr, N, site,
-    D: tl.constexpr, F: tl.constexpr, ROWS: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr,
+    h_ptr, x_ptr, w_ptr, out_b, norm_w, norm_b, b1_ptr, b2_ptr, seed_ptr, x1_ptr, y1_ptr, hidden_ptr, x2_ptr, N, site,
+    D: tl.constexpr, F: tl.constexpr, BEFORE: tl.constexpr, ROWS: tl.constexpr, DROP: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """BEFORE: matrices of (D, D) that lie before those of this kernel."""
     n, d, f = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, D), tl.arange(0, F)
     live = (n < N)[:, None]
     here = n[:, None] * D + d[None, :]
-    h = tl.load(h_ptr + here, mask=live, other=0.0)
-    change = times(h, out_w, d, d, D, PRECISION) + tl.load(out_b + d)[None, :]
+    out_w = w_ptr + BEFORE * D * D
+    up = out_w + D * D
+    h, x = tl.load(h_ptr + here, mask=live, other=0.0), tl.load(x_ptr + here, mask=live, other=0.0)
+    w_out = tl.load(out_w + d[None, :] * D + d[:, None])
+    w_up, w_down = tl.load(up + f[None, :] * D + d[:, None]), tl.load(up + D * F + d[None, :] * F + f[:, None])
+    change = times_loaded(h, w_out, PRECISION) + tl.load(out_b + d)[None, :]
     if DROP > 0:
         change = dropped(change, seed_ptr, here, site + 1, DROP)
-    x1 = tl.load(x_ptr + here, mask=live, other=0.0) + change
+    x1 = x + change
     tl.store(x1_ptr + here, x1, mask=live)
-    y1 = norm_rows(x1, norm_w, norm_b, d, D)
+    y1 = rounded(norm_rows(x1, norm_w, norm_b, d, D), PRECISION)
     tl.store(y1_ptr + here, y1, mask=live)
-    hidden = tl.maximum(times(y1, w1_ptr, f, d, D, PRECISION) + tl.load(b1_ptr + f)[None, :], 0.0)
+    hidden = times_loaded(y1, w_up, PRECISION) + tl.load(b1_ptr + f)[None, :]
+    hidden = rounded(tl.maximum(hidden, 0.0), PRECISION)
     tl.store(hidden_ptr + n[:, None] * F + f[None, :], hidden, mask=live)
-    change = times(hidden, w2_ptr, d, f, F, PRECISION) + tl.load(b2_ptr + d)[None, :]
+    change = times_loaded(hidden, w_down, PRECISION) + tl.load(b2_ptr + d)[None, :]
     if DROP > 0:
         change = dropped(change, seed_ptr, here, site + 2, DROP)
     tl.store(x2_ptr + here, x1 + change, mask=live)
@@ -392,31 +430,39 @@ def _mix(
 
 @triton.jit(do_not_specialize=["site"])
 def _mix_backward(
-    d2_ptr, x1_ptr, hidden_ptr, turned_ptr, norm_w, seed_ptr, e2_ptr, dhidden_ptr, dx1_ptr, e1_ptr, dh_ptr,
+    d2_ptr, x1_ptr, hidden_ptr, turned_ptr, norm_w, seed_ptr, peak_ptr, e2_ptr, dhidden_ptr, dx1_ptr, e1_ptr, dh_ptr,
     parts_ptr, N, site,
-    D: tl.constexpr, F: tl.constexpr, ROWS: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, F: tl.constexpr, BEFORE: tl.constexpr, ROWS: tl.constexpr, DROP: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """e2 and e1 are the gradients of what was added to the residual stream, before it was dropped."""
     n, d, f = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, D), tl.arange(0, F)
     live = (n < N)[:, None]
     here = n[:, None] * D + d[None, :]
-    d2 = tl.load(d2_ptr + here, mask=live, other=0.0)
+    out_w = turned_ptr + BEFORE * D * D
+    up = out_w + D * D
+    large = enlarged(peak_ptr, PRECISION)
+    d2, x1 = tl.load(d2_ptr + here, mask=live, other=0.0), tl.load(x1_ptr + here, mask=live, other=0.0)
+    hidden = tl.load(hidden_ptr + n[:, None] * F + f[None, :], mask=live, other=0.0)
+    w_down, w_up = tl.load(up + D * F + f[None, :] * D + d[:, None]), tl.load(up + d[None, :] * F + f[:, None])
+    w_out = tl.load(out_w + d[None, :] * D + d[:, None])
     e2 = d2
     if DROP > 0:
         e2 = dropped(d2, seed_ptr, here, site + 2, DROP)
+    e2 = rounded(e2 * large, PRECISION)
     tl.store(e2_ptr + here, e2, mask=live)
-    hidden = tl.load(hidden_ptr + n[:, None] * F + f[None, :], mask=live, other=0.0)
-    dhidden = times(e2, turned_ptr + D * D + D * F, f, d, D, PRECISION)
-    dhidden = tl.where(hidden > 0, dhidden, 0.0)
+    dhidden = times_loaded(e2, w_down, PRECISION)
+    dhidden = rounded(tl.where(hidden > 0, dhidden, 0.0), PRECISION)
     tl.store(dhidden_ptr + n[:, None] * F + f[None, :], dhidden, mask=live)
-    dy = times(dhidden, turned_ptr + D * D, d, f, F, PRECISION)
-    z, scale = standardised(tl.load(x1_ptr + here, mask=live, other=0.0), D)
+    dy = times_loaded(dhidden, w_up, PRECISION) / large
+    z, scale = standardised(x1, D)
     gamma = tl.load(norm_w + d)
     dx1 = d2 + norm_backward(dy, z, scale, gamma, parts_ptr + tl.program_id(0) * 4 * D, d, D)
     tl.store(dx1_ptr + here, dx1, mask=live)
     e1 = dx1
     if DROP > 0:
         e1 = dropped(dx1, seed_ptr, here, site + 1, DROP)
+    e1 = rounded(e1 * large, PRECISION)
     tl.store(e1_ptr + here, e1, mask=live)
-    dh = times(e1, turned_ptr, d, d, D, PRECISION)
-    tl.store(dh_ptr + here, dh, mask=live)
+    dh = times_loaded(e1, w_out, PRECISION)
+    tl.store(dh_ptr + here, rounded(dh, PRECISION), mask=live)

@@ -19,8 +19,9 @@ ROWS = 32
 SPLITS = 64
 
 
-def fused_norm(norm: nn.LayerNorm, x_ND: Tensor) -> Tensor:
-    return cast(Tensor, FusedNorm.apply(x_ND, norm.weight, norm.bias))
+def fused_norm(norm: nn.LayerNorm, x_ND: Tensor, peak: Tensor | None = None) -> Tensor:
+    """On the way back the largest gradient goes to `peak`."""
+    return cast(Tensor, FusedNorm.apply(x_ND, norm.weight, norm.bias, peak))
 
 
 def fused_linear(linear: nn.Linear, x_NI: Tensor) -> Tensor:
@@ -29,10 +30,13 @@ def fused_linear(linear: nn.Linear, x_NI: Tensor) -> Tensor:
 
 class FusedNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, peak: Tensor | None
+    ) -> Tensor:
         y, (rows, d) = torch.empty_like(x), x.shape
         cast(Any, _norm)[(shares(rows, ROWS),)](x, weight, bias, y, rows, D=d, ROWS=ROWS)
         ctx.save_for_backward(x, weight)
+        ctx.peak = peak
         return y
 
     @staticmethod
@@ -40,9 +44,12 @@ class FusedNorm(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         dx, (rows, d) = torch.empty_like(x), x.shape
         parts = torch.empty(shares(rows, ROWS), 2 * d, device=x.device)
-        cast(Any, _norm_backward)[(len(parts),)](x, weight, dy.contiguous(), dx, parts, rows, D=d, ROWS=ROWS)
+        told = parts if ctx.peak is None else ctx.peak.zero_()
+        cast(Any, _norm_backward)[(len(parts),)](
+            x, weight, dy.contiguous(), dx, parts, told, rows, D=d, ROWS=ROWS, PEAK=ctx.peak is not None
+        )
         dweight, dbias = added(parts)[0].chunk(2)
-        return dx, dweight, dbias
+        return dx, dweight, dbias, None
 
 
 class FusedLinear(torch.autograd.Function):
@@ -69,10 +76,15 @@ def _norm(x_ptr, w_ptr, b_ptr, y_ptr, N, D: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _norm_backward(x_ptr, w_ptr, dy_ptr, dx_ptr, parts_ptr, N, D: tl.constexpr, ROWS: tl.constexpr):
+def _norm_backward(
+    x_ptr, w_ptr, dy_ptr, dx_ptr, parts_ptr, peak_ptr, N, D: tl.constexpr, ROWS: tl.constexpr, PEAK: tl.constexpr
+):  # fmt: skip
     n, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, D)
     here, live = n[:, None] * D + d[None, :], (n < N)[:, None]
     z, scale = standardised(tl.load(x_ptr + here, mask=live, other=0.0), D)
     dy = tl.load(dy_ptr + here, mask=live, other=0.0)
     dx = norm_backward(dy, z, scale, tl.load(w_ptr + d), parts_ptr + tl.program_id(0) * 2 * D, d, D)
     tl.store(dx_ptr + here, dx, mask=live)
+    if PEAK:
+        peak = tl.max(tl.max(tl.where(tl.abs(dx) < float("inf"), tl.abs(dx), float("inf")), 1), 0)
+        tl.atomic_max(peak_ptr, peak)

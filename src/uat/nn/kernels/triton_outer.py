@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from uat.nn.kernels.triton_parts import shares, times_loaded
+from uat.nn.kernels.triton_parts import enlarged, shares, times_loaded
 from uat.nn.kernels.whole import power_of_two
 
 ROWS, HIGH, WIDE, WARPS = 32, 32, 64, 2
@@ -35,10 +35,10 @@ def warps(precision: str, high: int) -> int:
 
 
 def outers(
-    pairs: Sequence[tuple[Tensor, Tensor]], *, splits: int, precision: str
+    pairs: Sequence[tuple[Tensor, Tensor]], *, splits: int, precision: str, peak: Tensor | None = None
 ) -> tuple[Tensor, list[tuple[int, int]]]:
     """For each pair a (N, M), b (N, K): the sums over rows of a ⊗ b, (M, K), and of a, (M,), to be added up and
-    `unpacked`: one row for each share of the rows, and the sizes."""
+    `unpacked`: one row for each share of the rows, and the sizes. With a peak a is `enlarged`."""
     assert len(pairs) <= MOST
     rows, device = pairs[0][0].shape[0], pairs[0][0].device
     splits = min(splits, shares(rows, ROWS))
@@ -50,10 +50,11 @@ def outers(
     places = {f"M{i}": m for i, (m, _) in enumerate(sizes)} | {f"K{i}": k for i, (_, k) in enumerate(sizes)}
     places |= {f"{name}{i}": 1 for name in "MK" for i in range(len(pairs), MOST)}
     cast(Any, _outers)[(splits, sum(tiles))](
-        *(x for pair in filled for x in pair), parts, rows, *(x.stride(0) for pair in filled for x in pair),
+        *(x for pair in filled for x in pair), parts, parts if peak is None else peak, rows,
+        *(x.stride(0) for pair in filled for x in pair),
         **places, TILES0=tiles[0], TILES1=tiles[1] if len(tiles) > 1 else 0, TOTAL=total,
         HIGH=HIGH, WIDE=WIDE, ROWS=ROWS, TURNS=shares(rows, splits * ROWS), PRECISION=precision,
-        num_warps=warps(precision, HIGH),
+        ENLARGED=peak is not None, num_warps=warps(precision, HIGH),
     )  # fmt: skip
     return parts, sizes
 
@@ -114,27 +115,31 @@ def _add(parts, out_ptr, block, rows, wide, ROWS: tl.constexpr, COLUMNS: tl.cons
 
 @triton.jit
 def _outers(
-    a0, b0, a1, b1, a2, b2, parts_ptr, N, a0_stride, b0_stride, a1_stride, b1_stride, a2_stride, b2_stride,
+    a0, b0, a1, b1, a2, b2, parts_ptr, peak_ptr, N, a0_stride, b0_stride, a1_stride, b1_stride, a2_stride, b2_stride,
     M0: tl.constexpr, K0: tl.constexpr, M1: tl.constexpr, K1: tl.constexpr, M2: tl.constexpr, K2: tl.constexpr,
     TILES0: tl.constexpr, TILES1: tl.constexpr, TOTAL: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
-    ROWS: tl.constexpr, TURNS: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, TURNS: tl.constexpr, PRECISION: tl.constexpr, ENLARGED: tl.constexpr,
 ):  # fmt: skip
     split, tile = tl.program_id(0), tl.program_id(1)
     to = parts_ptr + split * TOTAL
+    small = 1.0
+    if ENLARGED:
+        small = 1 / enlarged(peak_ptr, PRECISION)
     if tile < TILES0:
-        _outer(a0, b0, to, N, split, a0_stride, b0_stride, tile, M0, K0, HIGH, WIDE, ROWS, TURNS, PRECISION)
+        _outer(a0, b0, to, small, N, split, a0_stride, b0_stride, tile, M0, K0, HIGH, WIDE, ROWS, TURNS, PRECISION)
     elif tile < TILES0 + TILES1:
         to += M0 * K0 + M0
-        _outer(a1, b1, to, N, split, a1_stride, b1_stride, tile - TILES0, M1, K1, HIGH, WIDE, ROWS, TURNS, PRECISION)
+        tile -= TILES0
+        _outer(a1, b1, to, small, N, split, a1_stride, b1_stride, tile, M1, K1, HIGH, WIDE, ROWS, TURNS, PRECISION)
     else:
         to += M0 * K0 + M0 + M1 * K1 + M1
         tile -= TILES0 + TILES1
-        _outer(a2, b2, to, N, split, a2_stride, b2_stride, tile, M2, K2, HIGH, WIDE, ROWS, TURNS, PRECISION)
+        _outer(a2, b2, to, small, N, split, a2_stride, b2_stride, tile, M2, K2, HIGH, WIDE, ROWS, TURNS, PRECISION)
 
 
 @triton.jit
 def _outer(
-    a_ptr, b_ptr, to, N, split, a_stride, b_stride, tile,
+    a_ptr, b_ptr, to, small, N, split, a_stride, b_stride, tile,
     M: tl.constexpr, K: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
     TURNS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -149,6 +154,6 @@ def _outer(
         b = tl.load(b_ptr + n[:, None] * b_stride + k[None, :], mask=(n < N)[:, None] & (k < K)[None, :], other=0.0)
         product += times_loaded(tl.trans(a), b, PRECISION)
         total += tl.sum(a, 0)
-    tl.store(to + m[:, None] * K + k[None, :], product, mask=(m < M)[:, None] & (k < K)[None, :])
+    tl.store(to + m[:, None] * K + k[None, :], product * small, mask=(m < M)[:, None] & (k < K)[None, :])
     if tile % wide == 0:
-        tl.store(to + M * K + m, total, mask=m < M)
+        tl.store(to + M * K + m, total * small, mask=m < M)

@@ -67,12 +67,6 @@ def diagonal(u_ptr, d, E: tl.constexpr):
 
 
 @triton.jit
-def offset(gate, u_ptr, d, D: tl.constexpr, E: tl.constexpr, PRECISION: tl.constexpr):
-    """U gate inside each head."""
-    return times_loaded(gate, diagonal(u_ptr, d, E), PRECISION)
-
-
-@triton.jit
 def tanh(x):
     return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
 
@@ -95,6 +89,20 @@ def norm_backward(dy, z, scale, gamma, parts_ptr, d, D: tl.constexpr):
     tl.store(parts_ptr + D + d, tl.sum(dy, 0))
     dz = dy * gamma[None, :]
     return (dz - (tl.sum(dz, 1) / D)[:, None] - z * (tl.sum(dz * z, 1) / D)[:, None]) * scale[:, None]
+
+
+@triton.jit
+def enlarged(peak_ptr, PRECISION: tl.constexpr):
+    """What gradients are multiplied with while they are kept in half precision: the power of two that brings the
+    largest, `peak`, to between 16 and 32. So they may grow by a thousand on their way down, and what is a millionth of
+    the largest still counts. No number where the peak is none: a clamp must not hide it."""
+    if PRECISION == "half":
+        peak = tl.load(peak_ptr)
+        exponent = tl.maximum((peak.to(tl.int32, bitcast=True) >> 23) & 255, 27)  # with its offset of 127
+        exponent = tl.where(peak > 0, exponent, 131)
+        scale = ((254 + 4 - exponent) << 23).to(tl.float32, bitcast=True)
+        return tl.where(peak < float("inf"), scale, float("nan"))
+    return 1.0
 
 
 @triton.jit

@@ -42,11 +42,12 @@ def fused_attend(backbone: Transformer, x_BTD: Tensor) -> Tensor:
 
 def _attend(backbone: Transformer, x_ND: Tensor, shape: torch.Size, gates: Gates | None) -> Tensor:
     """All blocks and the last norm."""
+    peak = x_ND.new_empty(1)
     for layer, block in enumerate(backbone.blocks):
         assert isinstance(block, Block)
         rho_ND, g_ND = (None, None) if gates is None else (gates.rho, gates.g[layer])
-        x_ND = fused_block(block, x_ND, rho_ND, g_ND, (shape[0], shape[1]), layer, backbone.dropout_seed)
-    return fused_norm(backbone.last_norm, x_ND).view(*shape, -1)
+        x_ND = fused_block(block, x_ND, rho_ND, g_ND, (shape[0], shape[1]), layer, backbone.dropout_seed, peak)
+    return fused_norm(backbone.last_norm, x_ND, peak).view(*shape, -1)
 
 
 def _embed(backbone: Transformer, batch: Batch) -> Tensor:
