@@ -122,6 +122,8 @@ def rollout(
     agent, spec = cast("Agent[Any] | Behaviour | None", agent), simulator.spec
     if spec.reward_lag < 1:
         raise ValueError(f"reward_lag={spec.reward_lag} is for logs: in a simulator the reward comes after the action")
+    if hasattr(agent, "plays") and cast(Any, agent).plays(simulator):
+        return cast(Any, agent).play(simulator, noise, gumbel_BTA)
     world, obs = simulator.reset(noise)
     streams, device = obs.shape[0], obs.device
     state = None if agent is None or isinstance(agent, Behaviour) else agent.init_state(streams, spec.horizon, device)

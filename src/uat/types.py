@@ -373,11 +373,28 @@ class Agent(Protocol[State]):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """Worlds that are played inside a policy's kernel: two Triton functions, and what these read and write.
+
+    look(t, stream, live, o, world, T) gives what the streams observe at step t, a row each, and notes what belongs to
+    that step; move(t, stream, live, action, world, T) gives their rewards, and notes where the worlds are then. All
+    wait for each other after a move.
+    """
+
+    look: Any
+    move: Any
+    world: tuple[Tensor | int, ...]
+    trajectory: Callable[[Tensor], Trajectory]
+    """The episodes, once they are played with these actions (B, T)."""
+
+
 class Simulator(Protocol[World]):
     """B worlds at once on one device, driven by randomness that is handed in.
 
     A simulator may also say `told(world)`: of the step that led to this world, the action and the reward that a
-    policy is told of, (B, ...) and (B,), where these are not what happened.
+    policy is told of, (B, ...) and (B,), where these are not what happened. And where `plays_inside` is true it offers
+    `inside(noise)`: the same episodes for a policy that plays them in one launch.
     """
 
     spec: Spec

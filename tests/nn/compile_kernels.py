@@ -32,6 +32,7 @@ from uat.types import Batch, Step
 POINTERS = {torch.float32: "*fp32", torch.float16: "*fp16", torch.int64: "*i64", torch.bool: "*i1"}
 PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
 EPISODES = 256
+EVEN = [["tt.divisibility", 16]]
 
 
 class Compiler:
@@ -43,7 +44,7 @@ class Compiler:
     def launch(self, kernel: Any, *args: Any, **given: Any) -> None:
         options = {name: given.pop(name) for name in ("num_warps", "num_stages") if name in given}
         values = dict(zip((p.name for p in kernel.params), args, strict=False)) | given
-        signature: dict[str, str] = {}
+        signature: dict[str, Any] = {}
         constants: dict[tuple[int], Any] = {}
         even: dict[tuple[int], Any] = {}
         for index, parameter in enumerate(kernel.params):
@@ -51,8 +52,10 @@ class Compiler:
             signature[parameter.name] = kind = "constexpr" if parameter.is_constexpr else self.type_of(value)
             if kind == "constexpr":
                 constants[(index,)] = value
+            elif isinstance(value, tuple):
+                even |= {(index, at): EVEN for at, part in enumerate(value) if isinstance(part, torch.Tensor)}
             elif isinstance(value, torch.Tensor) or value % 16 == 0:
-                even[(index,)] = [["tt.divisibility", 16]]
+                even[(index,)] = EVEN
         key = (kernel.fn.__name__, tuple(signature.items()), tuple(constants.items()), tuple(options.items()))
         if key in self.seen:
             return
@@ -61,7 +64,9 @@ class Compiler:
         compiled = triton.compile(ASTSource(kernel, signature, constants, even), target=target, options=options)
         print(json.dumps({"kernel": kernel.fn.__name__, "shared": compiled.metadata.shared, **self.usage(compiled)}))
 
-    def type_of(self, value: Any) -> str:
+    def type_of(self, value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(self.type_of(part) for part in value)
         if isinstance(value, torch.Tensor):
             return POINTERS[value.dtype]
         return "constexpr" if value is None else "i32" if isinstance(value, int) else "fp32"
@@ -102,8 +107,13 @@ def main(architecture: str, precision: str, *methods: str) -> None:
         told = {name: getattr(batch, name)[:, 0] for name in ("obs", "prev_action", "prev_reward")}
         state = policy.init_state(EPISODES, domain.spec.horizon, "cpu")
         policy.decide(state, Step(**told, first=batch.valid[:, 0]), torch.zeros(EPISODES, 5))
+        simulator: Any = domain.simulator("train", "cpu")
+        simulator.fused = True
+        if policy.plays(simulator):
+            noise = simulator.noise(torch.arange(EPISODES), 0)
+            policy.play(simulator, noise, torch.zeros(EPISODES, domain.spec.horizon, 5))
     for domain in ("darkroom", "sepsis"):
-        simulator: Any = recipe(domain, "uat").build_domain().simulator("train", "cpu")
+        simulator = recipe(domain, "uat").build_domain().simulator("train", "cpu")
         simulator.fused = True
         world, _ = simulator.reset(simulator.noise(torch.arange(EPISODES), 0))
         simulator.step(world, torch.zeros(EPISODES, dtype=torch.long))

@@ -32,7 +32,7 @@ def test_kernels_compile_and_keep_to_their_registers(
     )
     assert found.returncode == 0, found.stderr[-2000:]
     kernels = [json.loads(line) for line in found.stdout.splitlines()]
-    assert {"_step", "_project_backward", "_attend_backward", "_gates_backward", "_outers"} <= {
+    assert {"_step", "_play", "_project_backward", "_attend_backward", "_gates_backward", "_outers"} <= {
         kernel["kernel"] for kernel in kernels
     }
     for kernel in kernels:

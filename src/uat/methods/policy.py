@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from uat.acting import Behaviour, choose
 from uat.nn import kernels
 from uat.nn.blocks import Trace, Transformer
+from uat.nn.cache import KVCache
 from uat.nn.heads import Head, HeadAnswers
 from uat.nn.utility import UtilityGates
-from uat.types import Answers, Batch, Losses, Spec, Step, check_choices, masked_sum
+from uat.types import Answers, Batch, Losses, Noise, Spec, Step, Trajectory, check_choices, masked_sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,14 @@ class Policy(nn.Module, ABC):
         """The action of each stream (see `choose`), and the state after this step."""
         logits_BA, state = self.step(state, step)
         return choose(logits_BA, self.spec, gumbel_BA), state
+
+    def plays(self, simulator: Any) -> bool:
+        """Whether `play` takes these worlds."""
+        return False
+
+    def play(self, simulator: Any, noise: Noise, gumbel_BTA: Tensor | None = None) -> Trajectory:
+        """One episode in each world as `rollout` plays them, in one launch."""
+        raise ValueError(f"{type(self).__name__} does not play whole episodes in one launch")
 
     def share_device(self, policies: int) -> None:
         """So many policies, this one among them, will act on the device at a time."""
@@ -188,6 +197,16 @@ class TransformerPolicy(Policy):
 
     def share_device(self, policies: int) -> None:
         self.backbone.beside = policies
+
+    def plays(self, simulator: Any) -> bool:
+        """Where the step is fused and the worlds offer to be played inside."""
+        able = type(self).play is not Policy.play and self.fused and kernels.plays(self.backbone, self.head, self.spec)
+        return able and getattr(simulator, "plays_inside", False)
+
+    def _play(self, cache: KVCache, simulator: Any, noise: Noise, gumbel_BTA: Tensor | None) -> Trajectory:
+        world = simulator.inside(noise)
+        action_BT = kernels.fused_play(self.backbone, self.gates, self.head, self.spec, cache, world, gumbel_BTA)
+        return world.trajectory(action_BT)
 
     def fuse(self) -> str | None:
         reason = kernels.unfit(self.backbone, self.gates)

@@ -15,6 +15,7 @@ alone; without actions, or rewards, E keeps its shape and meets zeros there
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ from uat.nn.blocks import Trace, Transformer, TransformerConfig
 from uat.nn.cache import KVCache
 from uat.nn.heads import build_head
 from uat.nn.utility import Channels, UtilityEncoder, UtilityGates
-from uat.types import Batch, Spec, Step
+from uat.types import Batch, Noise, Spec, Step, Trajectory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,6 +126,10 @@ class UAT(TransformerPolicy):
             logits_BA, choice_B = self._fused(state, step, gumbel_BA)
             return choose(logits_BA, self.spec, gumbel_BA) if choice_B is None else choice_B, state
         return super().decide(state, step, gumbel_BA)
+
+    def play(self, simulator: Any, noise: Noise, gumbel_BTA: Tensor | None = None) -> Trajectory:
+        cache = self.backbone.init_cache(len(next(iter(noise.values()))), self.spec.horizon, utility=self.utility)
+        return self._play(cache, simulator, noise, gumbel_BTA)
 
     def _fused(self, state: UATState, step: Step, gumbel_BA: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         return kernels.fused_step(self.backbone, self.utility, self.head, step, state.cache, state.ubar_BU, gumbel_BA)

@@ -8,6 +8,7 @@ Differences from the paper
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from uat.nn import kernels
 from uat.nn.blocks import Trace, Transformer, TransformerConfig
 from uat.nn.cache import KVCache
 from uat.nn.heads import build_head
-from uat.types import Batch, Spec, Step
+from uat.types import Batch, Noise, Spec, Step, Trajectory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +53,10 @@ class Vanilla(TransformerPolicy):
             logits_BA, choice_B = kernels.fused_step(self.backbone, None, self.head, step, state, gumbel_BA=gumbel_BA)
             return choose(logits_BA, self.spec, gumbel_BA) if choice_B is None else choice_B, state
         return super().decide(state, step, gumbel_BA)
+
+    def play(self, simulator: Any, noise: Noise, gumbel_BTA: Tensor | None = None) -> Trajectory:
+        cache = self.backbone.init_cache(len(next(iter(noise.values()))), self.spec.horizon)
+        return self._play(cache, simulator, noise, gumbel_BTA)
 
     def trace(self, batch: Batch) -> Trace:
         return self.backbone.trace(batch.obs, start_B=batch.start)

@@ -46,7 +46,7 @@ class Player:
         if not isinstance(self.agent, Policy):
             return "cuda graph"
         reason = self.agent.fuse()
-        return f"cuda graph, {reason or 'fused step'}"
+        return f"cuda graph, {reason or ('fused rollout' if self.agent.plays(self.simulator) else 'fused step')}"
 
     def play(self, episode_ids: Tensor, seed: int) -> Trajectory:
         """One episode per id. Where it is captured, the next call with as many ids writes over the result."""

@@ -1,4 +1,9 @@
-"""All lookups of a step of the dark room in one launch (Triton); the slow twin is `DarkRoomSimulator.step`."""
+"""The dark room on a GPU (Triton): all lookups of a step in one launch, or whole episodes inside a policy's kernel.
+
+The slow twin of both is `DarkRoomSimulator.step`.
+"""
+
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
@@ -9,8 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from uat.types import Inside, Noise, Trajectory
+
 if TYPE_CHECKING:
-    from uat.domains.darkroom.world import Grid
+    from uat.domains.darkroom.world import DarkRoomSimulator, Grid
 
 BLOCK = 32
 
@@ -47,6 +54,68 @@ def move(
         C=cells, WIDTH=width, ROOM=triton.next_power_of_2(width), BLOCK=BLOCK, num_warps=1,
     )  # fmt: skip
     return moved
+
+
+def inside(simulator: DarkRoomSimulator, noise: Noise) -> Inside:
+    """The same worlds for a policy that plays them in one launch."""
+    grid, steps = simulator.grid, simulator.spec.horizon
+    world, _ = simulator.reset(noise)
+    streams, device = len(world.position_B), world.position_B.device
+    position_BT = world.position_B.new_empty(streams, steps)
+    position_BT[:, 0] = world.position_B
+    goal_BT = simulator.goals(world)
+    reward_BT, target_BT = grid.reward_ACG.new_empty(streams, steps), torch.empty_like(position_BT)
+    obs_BTO = grid.obs_2CGO.new_empty(streams, steps, grid.obs_2CGO.shape[-1])
+
+    def trajectory(action_BT: Tensor) -> Trajectory:
+        done_BT = torch.zeros(streams, steps, dtype=torch.bool, device=device)
+        done_BT[:, -1] = True
+        return Trajectory(
+            obs=obs_BTO,
+            action=action_BT,
+            reward=reward_BT,
+            done=done_BT,
+            target=target_BT,
+            valid=torch.ones_like(done_BT),
+            facts={"position": position_BT, "goal": goal_BT},
+        )
+
+    tables = (grid.next_AC, grid.reward_ACG, grid.obs_2CGO, grid.expert_2CG)
+    noted = (position_BT, reward_BT, obs_BTO, target_BT)
+    drawn = (goal_BT, world.fires_BT, world.coin_BT)
+    sizes = (grid.walls_CO.shape[0], obs_BTO.shape[-1])
+    return Inside(_look, _move_on, (*tables, *noted, *drawn, *sizes), trajectory)
+
+
+@triton.jit
+def _look(t, stream, live, o, world, T: tl.constexpr):
+    """What is observed at step t, and noted with the expert's action."""
+    (_, _, obs_ptr, expert_ptr, positions, _, to_obs, to_target, goals, fires_ptr, coins, cells, width) = world
+    at = stream * T + t
+    position = tl.load(positions + at, mask=live, other=0)
+    goal = tl.load(goals + at, mask=live, other=0)
+    coin = tl.load(coins + at, mask=live, other=0)
+    fires = tl.load(fires_ptr + stream * (T + 1) + t, mask=live, other=0)
+    tl.store(to_target + at, tl.load(expert_ptr + (coin * cells + position) * cells + goal, mask=live), mask=live)
+    inside = live[:, None] & (o < width)[None, :]
+    row = ((fires * cells + position) * cells + goal)[:, None] * width + o[None, :]
+    seen = tl.load(obs_ptr + row, mask=inside, other=0.0)
+    tl.store(to_obs + at[:, None] * width + o[None, :], seen, mask=inside)
+    return seen
+
+
+@triton.jit
+def _move_on(t, stream, live, action, world, T: tl.constexpr):
+    """What the action of step t earns, and where it leads."""
+    (next_ptr, reward_ptr, _, _, positions, to_reward, _, _, goals, _, _, cells, _) = world
+    at = stream * T + t
+    position = tl.load(positions + at, mask=live, other=0)
+    goal = tl.load(goals + at, mask=live, other=0)
+    reward = tl.load(reward_ptr + (action * cells + position) * cells + goal, mask=live, other=0.0)
+    tl.store(to_reward + at, reward, mask=live)
+    after = tl.load(next_ptr + action * cells + position, mask=live, other=0)
+    tl.store(positions + at + 1, after, mask=live & (t + 1 < T))
+    return reward
 
 
 @triton.jit

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from uat.domains.darkroom.schedule import Schedule, goals
 from uat.noise import integers, uniform
-from uat.types import Discrete, Noise, Spec, TensorFields, Vector, check_choices
+from uat.types import Discrete, Inside, Noise, Spec, TensorFields, Vector, check_choices
 
 TieBreak = Literal["larger-axis", "row-first", "random"]
 
@@ -195,6 +195,22 @@ class DarkRoomSimulator:
         moved = move(self.grid, action, world.position_B, self._goal(world), self._goal(after), fires_B, coin_B)
         after = replace(after, position_B=moved.position_B, target_B=moved.target_B)
         return after, moved.obs_BO, moved.reward_B, self._done(after)
+
+    @property
+    def plays_inside(self) -> bool:
+        """Whether policies may play `inside` their own kernel."""
+        return self.fused
+
+    def inside(self, noise: Noise) -> Inside:
+        from uat.domains.darkroom.kernel import inside
+
+        return inside(self, noise)
+
+    def goals(self, world: World) -> Tensor:
+        """(B, T) the goal at each step."""
+        bounds = pairwise((0, *self.config.shift_steps, self.spec.horizon))
+        parts = [world.goal_BK[:, k, None].expand(-1, end - begin) for k, (begin, end) in enumerate(bounds)]
+        return torch.cat(parts, dim=1)
 
     def _done(self, after: World) -> Tensor:
         return ~after.ended_B if after.t == self.spec.horizon else after.ended_B

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from uat.nn.cache import KVCache
     from uat.nn.heads import Head
     from uat.nn.utility import UtilityGates
-    from uat.types import Batch, Step
+    from uat.types import Batch, Inside, Spec, Step
 
 
 def unfit(backbone: Transformer, utility: UtilityGates | None) -> str | None:
@@ -79,6 +79,28 @@ def fused_token(backbone: Transformer, x_BD: Tensor, cache: KVCache) -> Tensor:
     from uat.nn.kernels.triton_step import fused_token as fused
 
     return fused(backbone, x_BD, cache)
+
+
+def fused_play(
+    backbone: Transformer,
+    utility: UtilityGates | None,
+    head: Head,
+    spec: Spec,
+    cache: KVCache,
+    world: Inside,
+    gumbel_BTA: Tensor | None,
+) -> Tensor:
+    """The actions (B, T) of one episode in each world, by Triton."""
+    from uat.nn.kernels.triton_play import fused_play as fused
+
+    return fused(backbone, utility, head, spec, cache, world, gumbel_BTA)
+
+
+def plays(backbone: Transformer, head: Head, spec: Spec) -> bool:
+    """Whether a policy whose step is fused can play whole episodes in one launch."""
+    from uat.nn.kernels.triton_play import fits
+
+    return fits(backbone, head, spec)
 
 
 def can_drop(x: Tensor) -> bool:

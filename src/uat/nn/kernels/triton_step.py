@@ -117,9 +117,9 @@ def fused_step(
     With Gumbel noise the choice is a sample of the logits, without it their arg-max.
     """
     inside = head.linear.out_features <= WIDEST
-    told = {} if utility is None else _told(utility, step, ubar_BU, cache)
+    heard = {} if utility is None else told(utility, step, ubar_BU, cache)
     found, choice_B = _launch(
-        backbone, cache, _observation(backbone, step.obs), told, head if inside else None, step, gumbel_BA
+        backbone, cache, observed(backbone, step.obs), heard, head if inside else None, step, gumbel_BA
     )
     if not inside:
         return head.logits(found, step.allowed), None
@@ -164,14 +164,38 @@ def _launch(
     gumbel_BA: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """`_step` with what it reads; without a head it gives h. What is not read may be any tensor."""
-    assert isinstance(cache.packed, Packed)
-    c, streams, unread = backbone.config, cache.length_B.shape[0], cache.kv_L2BHSE
-    d, size = c.d_model, c.d_model // c.num_heads
-    actions = 1 if head is None else head.linear.out_features
-    out = backbone.positions.new_empty(streams, d if head is None else actions)
+    streams, unread = cache.length_B.shape[0], cache.kv_L2BHSE
+    real = served(streams, backbone.config.num_heads, backbone.beside)
+    out = backbone.positions.new_empty(streams, backbone.config.d_model if head is None else head.linear.out_features)
     choice_B = torch.empty(streams, dtype=torch.long, device=out.device)
     allowed = None if step is None or step.allowed is None or head is None else step.allowed.contiguous()
-    real = served(streams, c.num_heads, backbone.beside)
+    given = {
+        "first_ptr": unread if step is None else step.first,
+        "length_ptr": cache.length_B,
+        "allowed_ptr": unread if allowed is None else allowed,
+        "out_ptr": out,
+        "choice_ptr": choice_B,
+        "HEAD": head is not None,
+        "MASKED": allowed is not None,
+    }
+    cast(Any, _step)[(shares(streams, real),)](**arguments(backbone, cache, seen, told, head, real, gumbel_BA), **given)
+    return out, choice_B
+
+
+def arguments(
+    backbone: Transformer,
+    cache: KVCache,
+    seen: dict[str, Any],
+    told: dict[str, Any],
+    head: Head | None,
+    real: int,
+    gumbel: Tensor | None,
+) -> dict[str, Any]:
+    """What any kernel that goes through the layers is given; what is not read may be any tensor."""
+    assert isinstance(cache.packed, Packed)
+    c, unread = backbone.config, cache.kv_L2BHSE
+    d, size = c.d_model, c.d_model // c.num_heads
+    actions = 1 if head is None else head.linear.out_features
     pointers = {
         **dict.fromkeys(OBSERVED + TOLD, unread),
         **{name: value for name, value in (seen | told).items() if isinstance(value, Tensor)},
@@ -184,14 +208,9 @@ def _launch(
         "last_b": backbone.last_norm.bias,
         "head_w": unread if head is None else head.linear.weight,
         "head_b": unread if head is None else head.linear.bias,
-        "first_ptr": unread if step is None else step.first,
-        "length_ptr": cache.length_B,
         "kv_ptr": cache.kv_L2BHSE,
-        "allowed_ptr": unread if allowed is None else allowed,
-        "gumbel_ptr": unread if gumbel_BA is None else gumbel_BA,
-        "gumbel_stride": 0 if gumbel_BA is None else gumbel_BA.stride(0),
-        "out_ptr": out,
-        "choice_ptr": choice_B,
+        "gumbel_ptr": unread if gumbel is None else gumbel,
+        "gumbel_stride": 0 if gumbel is None else gumbel.stride(0),
     }
     sizes = {
         "WIDTH": 1,
@@ -204,6 +223,10 @@ def _launch(
         "DECAY": 0.0,
         "IDS": True,
         **{name: value for name, value in (seen | told).items() if not isinstance(value, Tensor)},
+        "B": cache.length_B.shape[0],
+        "S": cache.capacity,
+        "KV": cache.kv_L2BHSE.stride(1),
+        "POSITIONS": backbone.positions.shape[0],
         "D": d,
         "H": c.num_heads,
         "E": size,
@@ -220,29 +243,18 @@ def _launch(
         "STAGES": STAGES,
         "SINGLE": cache.capacity <= CHUNK,
         "UTILITY": bool(told),
-        "HEAD": head is not None,
-        "MASKED": allowed is not None,
-        "SAMPLED": gumbel_BA is not None,
+        "SAMPLED": gumbel is not None,
         "PRECISION": "half" if cache.packed.matrices.dtype == torch.float16 else products(),
         "OUTSIDE": products(),  # numbers outside the layers may be large
     }
-    cast(Any, _step)[(shares(streams, real),)](
-        **pointers,
-        B=streams,
-        S=cache.capacity,
-        KV=cache.kv_L2BHSE.stride(1),
-        POSITIONS=backbone.positions.shape[0],
-        **sizes,
-        num_warps=WARPS if d <= 64 else 2 * WARPS,
-    )
-    return out, choice_B
+    return {**pointers, **sizes, "num_warps": WARPS if d <= 64 else 2 * WARPS}
 
 
 OBSERVED = ("obs_ptr", "encode_w", "encode_b")
 TOLD = ("action_ptr", "reward_ptr", "table_ptr", "w1_ptr", "w2_ptr", "token_ptr", "regime_ptr", "ubar_ptr")
 
 
-def _observation(backbone: Transformer, obs: Tensor) -> dict[str, Any]:
+def observed(backbone: Transformer, obs: Tensor) -> dict[str, Any]:
     """What `_step` reads of the observation: a vector and its map, ids and their table, or what is embedded already."""
     encoder = backbone.encoder
     if isinstance(encoder, IdEmbedding):
@@ -255,7 +267,7 @@ def _observation(backbone: Transformer, obs: Tensor) -> dict[str, Any]:
     return {"obs_ptr": encoder(obs).float().contiguous(), "ENCODE": "done"}
 
 
-def _told(utility: UtilityGates, step: Step, ubar_BU: Tensor | None, cache: KVCache) -> dict[str, Any]:
+def told(utility: UtilityGates, step: Step, ubar_BU: Tensor | None, cache: KVCache) -> dict[str, Any]:
     """What `_step` reads to make gates."""
     assert ubar_BU is not None
     assert isinstance(cache.packed, Packed)
@@ -305,72 +317,65 @@ def _look(
 
 
 @triton.jit
-def _step(
-    matrices_ptr, vectors_ptr, obs_ptr, encode_w, encode_b, position_ptr, norm_w, norm_b,
-    action_ptr, reward_ptr, table_ptr, w1_ptr, w2_ptr, token_ptr, regime_ptr, ubar_ptr,
-    last_w, last_b, head_w, head_b, first_ptr, length_ptr, kv_ptr, allowed_ptr, gumbel_ptr, gumbel_stride,
-    out_ptr, choice_ptr, B, S, KV, POSITIONS,
-    D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, F: tl.constexpr, L: tl.constexpr, A: tl.constexpr,
-    A_ROOM: tl.constexpr, SCALE: tl.constexpr, REAL: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
-    SEATS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, SINGLE: tl.constexpr,
-    UTILITY: tl.constexpr, HEAD: tl.constexpr, MASKED: tl.constexpr, SAMPLED: tl.constexpr, PRECISION: tl.constexpr,
-    OUTSIDE: tl.constexpr, ENCODE: tl.constexpr, WIDTH: tl.constexpr, WIDTH_ROOM: tl.constexpr, J: tl.constexpr,
-    J_ROOM: tl.constexpr, HIDDEN: tl.constexpr, U: tl.constexpr, UBAR: tl.constexpr, DECAY: tl.constexpr,
-    IDS: tl.constexpr,
+def embed(
+    seen, encode_w, encode_b, d,
+    D: tl.constexpr, WIDTH: tl.constexpr, WIDTH_ROOM: tl.constexpr, ENCODE: tl.constexpr, OUTSIDE: tl.constexpr,
 ):  # fmt: skip
-    row, d = tl.arange(0, ROWS), tl.arange(0, D)
-    start = tl.program_id(0) * REAL
-    stream = start + row
-    live = (row < REAL) & (stream < B)
-    alive = live[:, None]
-
-    # restart, embed
-    length = tl.load(length_ptr + stream, mask=live, other=0).to(tl.int32)
-    if ENCODE != "token":
-        first = tl.load(first_ptr + stream, mask=live, other=1) != 0
-        length = tl.where(first, 0, length)
+    """W^E o of what is seen: a vector, ids, or what is embedded already."""
+    x = seen
     if ENCODE == "map":
         o = tl.arange(0, WIDTH_ROOM)
-        seen = alive & (o < WIDTH)[None, :]
-        seen = tl.load(obs_ptr + stream[:, None] * WIDTH + o[None, :], mask=seen, other=0.0)
         x = times_some(seen, encode_w, d, o, WIDTH, OUTSIDE) + tl.load(encode_b + d)[None, :]
     elif ENCODE == "ids":
-        item = tl.load(obs_ptr + stream, mask=live, other=-1)
-        x = tl.load(encode_w + item[:, None] * D + d[None, :], mask=(item >= 0)[:, None], other=0.0)
-    else:
-        x = tl.load(obs_ptr + stream[:, None] * D + d[None, :], mask=alive, other=0.0)
-    if ENCODE != "token":
-        position = tl.minimum(length, POSITIONS - 1)
-        x += tl.load(position_ptr + position[:, None] * D + d[None, :])
-        x = norm_rows(x, norm_w, norm_b, d, D)
+        x = tl.load(encode_w + seen[:, None] * D + d[None, :], mask=(seen >= 0)[:, None], other=0.0)
+    return x
 
-    # feedback
-    if UTILITY:
-        j, unit, u = tl.arange(0, J_ROOM), tl.arange(0, HIDDEN), tl.arange(0, U)
-        if IDS:
-            action = tl.load(action_ptr + stream, mask=live, other=-1)
-            known = (action >= 0)[:, None] & (j[None, :] < J)
-            said = tl.load(table_ptr + action[:, None] * J + j[None, :], mask=known, other=0.0)
-        else:
-            said = tl.load(action_ptr + stream[:, None] * J + j[None, :], mask=alive & (j < J)[None, :], other=0.0)
-        reward = tl.load(reward_ptr + stream, mask=live, other=0.0)
-        said = tl.where(j[None, :] == J, reward[:, None], said)  # [f_a(a); r]
-        now = tl.maximum(times_some(said, w1_ptr, unit, j, J + 1, OUTSIDE), 0.0)
-        now = times(now, w2_ptr, u, unit, HIDDEN, OUTSIDE)
-        at, kept = stream[:, None] * UBAR + u[None, :], alive & (u < UBAR)[None, :]
-        before = tl.load(ubar_ptr + at, mask=kept, other=0.0)
-        ubar = DECAY * tl.where(first[:, None], 0.0, before) + (1 - DECAY) * now
-        tl.store(ubar_ptr + at, ubar, mask=kept)
-        rho = tanh(times(ubar, regime_ptr, d, u, U, OUTSIDE))
 
+@triton.jit
+def place(x, position_ptr, norm_w, norm_b, length, d, D: tl.constexpr, POSITIONS):
+    """With the embedding of its place, through the first norm."""
+    position = tl.minimum(length, POSITIONS - 1)
+    x += tl.load(position_ptr + position[:, None] * D + d[None, :])
+    return norm_rows(x, norm_w, norm_b, d, D)
+
+
+@triton.jit
+def look_up(action, table_ptr, j, J: tl.constexpr):
+    """f_a(a); nothing where there was no action."""
+    known = (action >= 0)[:, None] & (j < J)[None, :]
+    return tl.load(table_ptr + action[:, None] * J + j[None, :], mask=known, other=0.0)
+
+
+@triton.jit
+def hear(
+    said, reward, before, first, w1_ptr, w2_ptr, regime_ptr, d,
+    J: tl.constexpr, J_ROOM: tl.constexpr, HIDDEN: tl.constexpr, U: tl.constexpr, DECAY: tl.constexpr,
+    OUTSIDE: tl.constexpr,
+):  # fmt: skip
+    """From feedback, f_a(a) and r, to u, the regime state and its gate."""
+    j, unit, u = tl.arange(0, J_ROOM), tl.arange(0, HIDDEN), tl.arange(0, U)
+    said = tl.where(j[None, :] == J, reward[:, None], said)  # [f_a(a); r]
+    now = tl.maximum(times_some(said, w1_ptr, unit, j, J + 1, OUTSIDE), 0.0)
+    now = times(now, w2_ptr, u, unit, HIDDEN, OUTSIDE)
+    ubar = DECAY * tl.where(first[:, None], 0.0, before) + (1 - DECAY) * now
+    return now, ubar, tanh(times(ubar, regime_ptr, d, u, U, OUTSIDE))
+
+
+@triton.jit
+def think(
+    x, now, rho, length, steps_i, stream, start, live, row, d,
+    matrices_ptr, vectors_ptr, token_ptr, last_w, last_b, kv_ptr, B, S, KV,
+    D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, F: tl.constexpr, L: tl.constexpr, SCALE: tl.constexpr,
+    REAL: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, SEATS: tl.constexpr, BLOCK: tl.constexpr,
+    STAGES: tl.constexpr, SINGLE: tl.constexpr, UTILITY: tl.constexpr, PRECISION: tl.constexpr,
+    OUTSIDE: tl.constexpr, U: tl.constexpr,
+):  # fmt: skip
+    """All layers and the last norm: h of this step. Its keys and values go to the cache; steps_i: those before it."""
     # rows of attention: every head of every stream
-    i = tl.arange(0, SEATS)
+    i, u = tl.arange(0, SEATS), tl.arange(0, U)
     stream_i, head_i = i // H, i % H
     seated = (stream_i < REAL) & (start + stream_i < B)
-    steps_i = tl.load(length_ptr + start + stream_i, mask=seated, other=0).to(tl.int32)
-    if ENCODE != "token":
-        restarted = tl.load(first_ptr + start + stream_i, mask=seated, other=1) != 0
-        steps_i = tl.where(restarted, 0, steps_i)
+    alive = live[:, None]
     most = tl.max(steps_i, 0)
     mine = (head_i[:, None] == d[None, :] // E) & seated[:, None]
     seat = (stream_i[:, None] == row[None, :]).to(tl.float32)
@@ -446,24 +451,104 @@ def _step(
         x += change + down_b[None, :]
         w = down + D * F
         vectors += 6 * D + F
+    return norm_rows(x, last_w, last_b, d, D)
+
+
+@triton.jit
+def score(x, head_w, head_b, d, a, A: tl.constexpr, D: tl.constexpr, OUTSIDE: tl.constexpr):
+    """Logits."""
+    weight_DA = tl.load(head_w + a[None, :] * D + d[:, None], mask=(a < A)[None, :], other=0.0)
+    return times_loaded(x, weight_DA, OUTSIDE) + tl.load(head_b + a, mask=a < A, other=0.0)[None, :]
+
+
+@triton.jit
+def pick(logits, gumbel_ptr, gumbel_stride, stream, alive, a, A: tl.constexpr, SAMPLED: tl.constexpr):
+    """The arg-max, with Gumbel noise a sample; an action also where logits are not numbers."""
+    possible = alive & (a < A)[None, :]
+    if SAMPLED:
+        logits += tl.load(gumbel_ptr + stream[:, None] * gumbel_stride + a[None, :], mask=possible, other=0.0)
+    logits = tl.where((a < A)[None, :], logits, -float("inf"))
+    return tl.minimum(tl.argmax(logits, 1), A - 1)
+
+
+@triton.jit
+def _step(
+    matrices_ptr, vectors_ptr, obs_ptr, encode_w, encode_b, position_ptr, norm_w, norm_b,
+    action_ptr, reward_ptr, table_ptr, w1_ptr, w2_ptr, token_ptr, regime_ptr, ubar_ptr,
+    last_w, last_b, head_w, head_b, first_ptr, length_ptr, kv_ptr, allowed_ptr, gumbel_ptr, gumbel_stride,
+    out_ptr, choice_ptr, B, S, KV, POSITIONS,
+    D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, F: tl.constexpr, L: tl.constexpr, A: tl.constexpr,
+    A_ROOM: tl.constexpr, SCALE: tl.constexpr, REAL: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+    SEATS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, SINGLE: tl.constexpr,
+    UTILITY: tl.constexpr, HEAD: tl.constexpr, MASKED: tl.constexpr, SAMPLED: tl.constexpr, PRECISION: tl.constexpr,
+    OUTSIDE: tl.constexpr, ENCODE: tl.constexpr, WIDTH: tl.constexpr, WIDTH_ROOM: tl.constexpr, J: tl.constexpr,
+    J_ROOM: tl.constexpr, HIDDEN: tl.constexpr, U: tl.constexpr, UBAR: tl.constexpr, DECAY: tl.constexpr,
+    IDS: tl.constexpr,
+):  # fmt: skip
+    row, d = tl.arange(0, ROWS), tl.arange(0, D)
+    start = tl.program_id(0) * REAL
+    stream = start + row
+    live = (row < REAL) & (stream < B)
+    alive = live[:, None]
+
+    # restart, embed
+    length = tl.load(length_ptr + stream, mask=live, other=0).to(tl.int32)
+    if ENCODE != "token":
+        first = tl.load(first_ptr + stream, mask=live, other=1) != 0
+        length = tl.where(first, 0, length)
+    if ENCODE == "map":
+        o = tl.arange(0, WIDTH_ROOM)
+        seen = alive & (o < WIDTH)[None, :]
+        seen = tl.load(obs_ptr + stream[:, None] * WIDTH + o[None, :], mask=seen, other=0.0)
+    elif ENCODE == "ids":
+        seen = tl.load(obs_ptr + stream, mask=live, other=-1)
+    else:
+        seen = tl.load(obs_ptr + stream[:, None] * D + d[None, :], mask=alive, other=0.0)
+    x = embed(seen, encode_w, encode_b, d, D, WIDTH, WIDTH_ROOM, ENCODE, OUTSIDE)
+    if ENCODE != "token":
+        x = place(x, position_ptr, norm_w, norm_b, length, d, D, POSITIONS)
+
+    # feedback
+    now, rho = x, x
+    if UTILITY:
+        j, u = tl.arange(0, J_ROOM), tl.arange(0, U)
+        if IDS:
+            action = tl.load(action_ptr + stream, mask=live, other=-1)
+            said = look_up(action, table_ptr, j, J)
+        else:
+            said = tl.load(action_ptr + stream[:, None] * J + j[None, :], mask=alive & (j < J)[None, :], other=0.0)
+        reward = tl.load(reward_ptr + stream, mask=live, other=0.0)
+        at, kept = stream[:, None] * UBAR + u[None, :], alive & (u < UBAR)[None, :]
+        before = tl.load(ubar_ptr + at, mask=kept, other=0.0)
+        now, ubar, rho = hear(
+            said, reward, before, first, w1_ptr, w2_ptr, regime_ptr, d, J, J_ROOM, HIDDEN, U, DECAY, OUTSIDE
+        )
+        tl.store(ubar_ptr + at, ubar, mask=kept)
+
+    i = tl.arange(0, SEATS)
+    seated = (i // H < REAL) & (start + i // H < B)
+    steps_i = tl.load(length_ptr + start + i // H, mask=seated, other=0).to(tl.int32)
+    if ENCODE != "token":
+        restarted = tl.load(first_ptr + start + i // H, mask=seated, other=1) != 0
+        steps_i = tl.where(restarted, 0, steps_i)
+    x = think(
+        x, now, rho, length, steps_i, stream, start, live, row, d,
+        matrices_ptr, vectors_ptr, token_ptr, last_w, last_b, kv_ptr, B, S, KV,
+        D, H, E, F, L, SCALE, REAL, ROWS, CHUNK, SEATS, BLOCK, STAGES, SINGLE, UTILITY, PRECISION, OUTSIDE, U,
+    )  # fmt: skip
     tl.store(length_ptr + stream, (length + 1).to(tl.int64), mask=live)
 
     # decide
-    x = norm_rows(x, last_w, last_b, d, D)
     if HEAD:
         a = tl.arange(0, A_ROOM)
         possible = alive & (a < A)[None, :]
-        weight_DA = tl.load(head_w + a[None, :] * D + d[:, None], mask=(a < A)[None, :], other=0.0)
-        logits = times_loaded(x, weight_DA, OUTSIDE) + tl.load(head_b + a, mask=a < A, other=0.0)[None, :]
+        logits = score(x, head_w, head_b, d, a, A, D, OUTSIDE)
         at = stream[:, None] * A + a[None, :]
         if MASKED:
             may = tl.load(allowed_ptr + at, mask=possible, other=0) != 0
             logits = tl.where(may, logits, -float("inf"))
         tl.store(out_ptr + at, logits, mask=possible)
-        if SAMPLED:
-            logits += tl.load(gumbel_ptr + stream[:, None] * gumbel_stride + a[None, :], mask=possible, other=0.0)
-        logits = tl.where((a < A)[None, :], logits, -float("inf"))
-        best = tl.minimum(tl.argmax(logits, 1), A - 1)  # an action also where logits are not numbers
+        best = pick(logits, gumbel_ptr, gumbel_stride, stream, alive, a, A, SAMPLED)
         tl.store(choice_ptr + stream, best.to(tl.int64), mask=live)
     else:
         tl.store(out_ptr + stream[:, None] * D + d[None, :], x, mask=alive)

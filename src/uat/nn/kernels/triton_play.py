@@ -1,0 +1,122 @@
+"""Whole episodes of every stream in one launch (Triton): policy and world take turns inside it.
+
+The slow twin is `rollout`, which launches both at each step; tests hold the episodes equal. A program plays a few
+streams from their first step to their last: nothing is launched in between, and no program waits for another.
+
+The world is two functions of its own, `look` and `move`, which the kernel calls: see `Inside`.
+Shapes: B streams, T steps, O entries of an observation, A actions.
+"""
+
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from uat.nn.blocks import Transformer
+from uat.nn.cache import KVCache
+from uat.nn.encoders import VectorEncoder
+from uat.nn.heads import DiscreteHead, Head
+from uat.nn.kernels.triton_parts import shares
+from uat.nn.kernels.triton_step import (
+    WIDEST,
+    arguments,
+    embed,
+    hear,
+    look_up,
+    observed,
+    pick,
+    place,
+    score,
+    served,
+    think,
+    told,
+)
+from uat.nn.utility import UtilityGates
+from uat.types import Inside, Spec, Step, Vector
+
+
+def fits(backbone: Transformer, head: Head, spec: Spec) -> bool:
+    """Whether this policy, whose step is fused, can play whole episodes in one launch."""
+    vector = isinstance(backbone.encoder, VectorEncoder) and isinstance(spec.obs, Vector) and spec.obs.width <= WIDEST
+    discrete = isinstance(head, DiscreteHead) and head.linear.out_features <= WIDEST
+    return vector and discrete and spec.reward_lag == 1
+
+
+def fused_play(
+    backbone: Transformer,
+    utility: UtilityGates | None,
+    head: Head,
+    spec: Spec,
+    cache: KVCache,
+    world: Inside,
+    gumbel_BTA: Tensor | None,
+) -> Tensor:
+    """The actions (B, T) of one episode in each world; all else the world has written down."""
+    streams, steps, positions = len(cache.length_B), spec.horizon, backbone.positions
+    action_BT = torch.empty(streams, steps, dtype=torch.long, device=positions.device)
+    nothing = Step(
+        obs=positions.new_empty(0, cast(Vector, spec.obs).width),
+        prev_action=action_BT[:, 0],
+        prev_reward=positions.new_empty(0),
+        first=positions.new_empty(0, dtype=torch.bool),
+    )
+    heard = {} if utility is None else told(utility, nothing, positions, cache)
+    real = served(streams, backbone.config.num_heads, backbone.beside)
+    given = arguments(backbone, cache, observed(backbone, nothing.obs), heard, head, real, gumbel_BTA)
+    unused = ("obs_ptr", "action_ptr", "reward_ptr", "ubar_ptr", "UBAR")
+    cast(Any, _play)[(shares(streams, real),)](
+        **{name: value for name, value in given.items() if name not in unused},
+        to_action=action_BT, world=world.world, LOOK=world.look, MOVE=world.move, T=steps, REWARDS=spec.reward_scale,
+    )  # fmt: skip
+    return action_BT
+
+
+@triton.jit
+def _play(
+    matrices_ptr, vectors_ptr, encode_w, encode_b, position_ptr, norm_w, norm_b, table_ptr, w1_ptr, w2_ptr, token_ptr,
+    regime_ptr, last_w, last_b, head_w, head_b, kv_ptr, gumbel_ptr, gumbel_stride, to_action, world,
+    B, S, KV, POSITIONS,
+    D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, F: tl.constexpr, L: tl.constexpr, A: tl.constexpr,
+    A_ROOM: tl.constexpr, SCALE: tl.constexpr, REAL: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+    SEATS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, SINGLE: tl.constexpr,
+    UTILITY: tl.constexpr, SAMPLED: tl.constexpr, PRECISION: tl.constexpr,
+    OUTSIDE: tl.constexpr, ENCODE: tl.constexpr, WIDTH: tl.constexpr, WIDTH_ROOM: tl.constexpr, J: tl.constexpr,
+    J_ROOM: tl.constexpr, HIDDEN: tl.constexpr, U: tl.constexpr, DECAY: tl.constexpr,
+    IDS: tl.constexpr, LOOK: tl.constexpr, MOVE: tl.constexpr, T: tl.constexpr, REWARDS: tl.constexpr,
+):  # fmt: skip
+    row, d, a, o = tl.arange(0, ROWS), tl.arange(0, D), tl.arange(0, A_ROOM), tl.arange(0, WIDTH_ROOM)
+    start = tl.program_id(0) * REAL
+    stream = start + row
+    live = (row < REAL) & (stream < B)
+    seat = tl.arange(0, SEATS) // H
+    seated = (seat < REAL) & (start + seat < B)
+    action, reward = tl.full((ROWS,), -1, tl.int32), tl.zeros((ROWS,), tl.float32)
+    ubar = tl.zeros((ROWS, U), tl.float32)
+    for t in tl.range(0, T, num_stages=1):
+        seen = LOOK(t, stream, live, o, world, T)
+        length = tl.where(live, t, 0)
+        x = embed(seen, encode_w, encode_b, d, D, WIDTH, WIDTH_ROOM, ENCODE, OUTSIDE)
+        x = place(x, position_ptr, norm_w, norm_b, length, d, D, POSITIONS)
+        now, rho = x, x
+        if UTILITY:
+            said = tl.zeros((ROWS, J_ROOM), tl.float32)
+            if IDS:
+                said = look_up(action, table_ptr, tl.arange(0, J_ROOM), J)
+            now, ubar, rho = hear(
+                said, reward, ubar, row < 0, w1_ptr, w2_ptr, regime_ptr, d, J, J_ROOM, HIDDEN, U, DECAY, OUTSIDE
+            )
+        x = think(
+            x, now, rho, length, tl.where(seated, t, 0), stream, start, live, row, d,
+            matrices_ptr, vectors_ptr, token_ptr, last_w, last_b, kv_ptr, B, S, KV,
+            D, H, E, F, L, SCALE, REAL, ROWS, CHUNK, SEATS, BLOCK, STAGES, SINGLE, UTILITY, PRECISION, OUTSIDE, U,
+        )  # fmt: skip
+        logits = score(x, head_w, head_b, d, a, A, D, OUTSIDE)
+        action = pick(logits, gumbel_ptr + t * A, gumbel_stride, stream, live[:, None], a, A, SAMPLED)
+        tl.store(to_action + stream * T + t, action.to(tl.int64), mask=live)
+        reward = MOVE(t, stream, live, action, world, T) * REWARDS
+        tl.debug_barrier()  # keys, values and the world as they are now are read by others in the next step

@@ -1,0 +1,124 @@
+"""Whole episodes in one launch against the slow rollout: on a GPU where there is one, interpreted elsewhere."""
+
+# ruff: noqa: E402 (what needs Triton is imported where there is Triton)
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+CUDA = torch.cuda.is_available()
+pytest.importorskip("triton")
+
+from tests.builders import randomise
+from uat.acting import rollout
+from uat.domains.darkroom.world import DarkRoomConfig, DarkRoomSimulator
+from uat.methods import METHODS
+from uat.methods.policy import Policy, TransformerPolicy
+from uat.noise import gumbel
+from uat.types import Noise, Trajectory
+
+DEVICE = "cuda" if CUDA else "cpu"
+SMALL = {"d_model": 32, "num_heads": 2, "num_layers": 2, "d_ff": 64, "dropout": 0.0}
+PLAYS = [name for name, m in METHODS.items() if issubclass(m.policy, Policy) and m.policy.play is not Policy.play]
+
+
+def room(**settings: Any) -> DarkRoomSimulator:
+    return DarkRoomSimulator(DarkRoomConfig(**{"size": 5, "horizon": 6, **settings}), DEVICE)
+
+
+def build(method: str, simulator: DarkRoomSimulator, **sizes: int) -> TransformerPolicy:
+    policy = METHODS[method].build(simulator.spec, METHODS[method].configure(**{**SMALL, **sizes}))
+    assert isinstance(policy, TransformerPolicy)
+    return randomise(policy, 1).float().to(DEVICE).eval()
+
+
+def some_noise(simulator: DarkRoomSimulator, worlds: int) -> tuple[Noise, torch.Tensor]:
+    ids, spec = torch.arange(worlds), simulator.spec
+    drawn = gumbel(3, "actions", ids.to(DEVICE), spec.horizon * 5).view(-1, spec.horizon, 5).float()
+    return simulator.noise(ids, 3), drawn
+
+
+def both(policy: TransformerPolicy, simulator: DarkRoomSimulator, worlds: int, *, sampled: bool) -> list[Trajectory]:
+    """The same episodes step by step, nothing fused, and then in one launch."""
+    noise, drawn = some_noise(simulator, worlds)
+    found = []
+    for policy.fused in (False, True):
+        simulator.fused = policy.fused
+        assert policy.plays(simulator) == policy.fused
+        found.append(rollout(policy, simulator, noise, drawn if sampled else None))
+    return found
+
+
+def check(policy: TransformerPolicy, simulator: DarkRoomSimulator, worlds: int, *, sampled: bool = True) -> None:
+    slow, fast = both(policy, simulator, worlds, sampled=sampled)
+    for name in ("obs", "action", "reward", "done", "target", "valid"):
+        assert torch.equal(getattr(slow, name), getattr(fast, name)), name
+    assert slow.facts.keys() == fast.facts.keys()
+    for name, fact in slow.facts.items():
+        assert torch.equal(fact, fast.facts[name]), name
+    assert len(fast.action.unique()) > 1
+
+
+@pytest.mark.parametrize("method", PLAYS)
+def test_episodes_played_in_one_launch_are_those_played_step_by_step(method: str) -> None:
+    simulator = room()
+    check(build(method, simulator), simulator, 5)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"shift_steps": (2, 3)}, {"tie_break": "random"}, {"horizon": 1}, {"horizon": 70}]
+)
+def test_so_are_they_in_other_rooms(settings: dict[str, Any]) -> None:
+    simulator = room(**settings)
+    check(build("uat", simulator), simulator, 3)
+
+
+def test_greedy_ones_too_and_several_streams_to_a_program() -> None:
+    simulator = room()
+    policy = build("uat", simulator, num_heads=4)
+    policy.share_device(44)
+    check(policy, simulator, 19, sampled=False)
+
+
+def test_only_a_fused_policy_in_a_room_that_is_fused_plays_so() -> None:
+    simulator = room()
+    policy = build("uat", simulator)
+    for policy.fused, simulator.fused in ((True, False), (False, True)):
+        assert not policy.plays(simulator)
+    policy.fused = simulator.fused = True
+    assert policy.plays(simulator)
+    other = build("dt", simulator)
+    other.fused = True
+    assert not other.plays(simulator)
+
+
+def test_whoever_plays_decides_step_by_step_in_the_same_class() -> None:
+    """A method with a step of its own must not be played by another's kernel."""
+    assert {"uat", "vanilla"} <= set(PLAYS)
+    for name in PLAYS:
+        policy = METHODS[name].policy
+        for step in ("step", "decide", "init_state"):
+            assert _owner(policy, step) is _owner(policy, "play"), (name, step)
+
+
+def _owner(kind: type, name: str) -> type:
+    return next(base for base in kind.__mro__ if name in vars(base))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+@pytest.mark.parametrize("method", ["uat", "vanilla"])
+@pytest.mark.parametrize(("worlds", "beside"), [(256, 1), (257, 3), (63, 1)])
+def test_the_same_at_full_size(method: str, worlds: int, beside: int) -> None:
+    """Products of float32 rounded three ways add up in another order than torch's: an action in some thousands may
+    differ, and what follows it."""
+    simulator = room(size=10, horizon=60)
+    policy = build(method, simulator, d_model=64, num_heads=4, num_layers=3, d_ff=128)
+    policy.share_device(beside)
+    slow, fast = both(policy, simulator, worlds, sampled=True)
+    same = (slow.action == fast.action).all(1)
+    assert same.float().mean() > 0.97
+    torch.testing.assert_close(slow.reward[same], fast.reward[same], rtol=0, atol=0)
+    torch.testing.assert_close(slow.obs[same], fast.obs[same], rtol=0, atol=0)
