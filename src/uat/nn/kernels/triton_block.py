@@ -1,24 +1,29 @@
-"""A Transformer block forwards and backwards in a few launches (Triton).
+"""All Transformer blocks forwards and backwards in a few launches (Triton).
 
-The slow twin is `Block.forward`; tests hold outputs and all gradients equal. Forwards there are three kernels:
+The slow twin is `Block.forward`, block after block; tests hold outputs and all gradients equal. There are two kernels:
 
-  _project    y = LN(x); q, k, v = W y + gate ⊙ (W^u y) + U gate
   _attend     h = softmax(q k^T / √E) v, causal, an episode and a head at a time
-  _mix        x1 = x + drop(W_o h + b_o); x2 = x1 + drop(W_2 relu(W_1 LN(x1) + b_1) + b_2)
+  _rows       what is done to each row on its own, from one attention to the next:
+                x1 = x + drop(W_o h + b_o); x2 = x1 + drop(W_2 relu(W_1 LN(x1) + b_1) + b_2), of the block before,
+                y = LN(x); q, k, v = W y + gate ⊙ (W^u y) + U gate, of the block after
 
 Backwards each has a twin that gives the gradients of what came in, row by row. Gradients of weights are sums over all
 rows: `_outers` and `_project_weights` share the rows out among programs, and `added` adds up what they found, in a
 fixed order, so that a step repeated gives the same bits. The products W^u y are worked out again instead of being kept.
 
+Where products are of half precision, so is what is kept for the way back, and gradients on their way; these are
+`enlarged` meanwhile. The residual stream, its gradient and all sums stay float32.
+
 Dropout draws from (seed, place): the seed lies on the device, and whoever trains changes it before each step.
 
-Shapes: N rows (B episodes of T steps), D width, H heads, E head size, F feed-forward.
+Shapes: N rows (B episodes of T steps), D width, H heads, E head size, F feed-forward, L blocks.
 """
 
 # pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 import triton
@@ -26,8 +31,7 @@ import triton.language as tl
 from torch import Tensor
 
 from uat.nn.blocks import Block
-from uat.nn.kernels import triton_outer as tiles
-from uat.nn.kernels.triton_outer import added, outers, unpacked
+from uat.nn.kernels.triton_outer import Tile, added, outers, tile_of, unpacked
 from uat.nn.kernels.triton_parts import (
     dropped,
     enlarged,
@@ -54,95 +58,172 @@ SITES = 3
 """Places in a block that drop: attention, its output, the feed-forward network's output."""
 
 
-def fused_block(
-    block: Block, x_ND: Tensor, rho_ND: Tensor | None, g_ND: Tensor | None, shape: tuple[int, int], layer: int,
-    seed: Tensor, peak: Tensor,
-) -> Tensor:  # fmt: skip
-    """The block's output for x (B * T, D); gates likewise, or None. shape: (B, T).
+class Weights(NamedTuple):
+    """Of one block."""
 
+    norm_w: Tensor
+    norm_b: Tensor
+    project: Tensor
+    """W, and with gates W^u."""
+    u: Tensor | None
+    out_w: Tensor
+    out_b: Tensor
+    ff_norm_w: Tensor
+    ff_norm_b: Tensor
+    w1: Tensor
+    b1: Tensor
+    w2: Tensor
+    b2: Tensor
+
+
+class Kept(NamedTuple):
+    """What the way back of one block needs."""
+
+    x: Tensor
+    y: Tensor
+    qkv: Tensor
+    h: Tensor
+    x1: Tensor
+    y1: Tensor
+    hidden: Tensor
+
+
+def fused_blocks(
+    blocks: Sequence[Block], x_ND: Tensor, gates: Tensor | None, shape: tuple[int, int], seed: Tensor, peak: Tensor
+) -> Tensor:
+    """What the blocks make of x (B * T, D). shape: (B, T).
+
+    gates: rho and the g of each block, (1 + L, B * T, D), or None. In half precision they come from `fused_gates`,
+    which takes their gradient enlarged.
     peak: the largest gradient of what the last block gives, written before the way back comes here."""
+    first = blocks[0].attention
+    drop = first.dropout if blocks[0].training else 0.0
+    weights = [weight for block in blocks for weight in _weights(block)]
+    return cast(Tensor, FusedBlocks.apply(x_ND, gates, seed, peak, shape, first.num_heads, drop, *weights))
+
+
+def _weights(block: Block) -> Weights:
     a, (ff1, _, ff2) = block.attention, block.ff
-    weights = (
-        block.attention_norm.weight, block.attention_norm.bias, *projections(a.project),
-        a.out.weight, a.out.bias, block.ff_norm.weight, block.ff_norm.bias, ff1.weight, ff1.bias, ff2.weight, ff2.bias,
+    norm, ff_norm = block.attention_norm, block.ff_norm
+    tensors = (
+        norm.weight, norm.bias, *projections(a.project), a.out.weight, a.out.bias, ff_norm.weight, ff_norm.bias,
+        ff1.weight, ff1.bias, ff2.weight, ff2.bias,
     )  # fmt: skip
-    drop = a.dropout if block.training else 0.0
-    g_ND = None if g_ND is None else g_ND.contiguous()
-    site = SITES * layer
-    return cast(Tensor, FusedBlock.apply(x_ND, rho_ND, g_ND, seed, peak, shape, a.num_heads, drop, site, *weights))
+    return Weights(*cast("tuple[Any, ...]", tensors))
 
 
-class FusedBlock(torch.autograd.Function):
+class FusedBlocks(torch.autograd.Function):
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, x: Tensor, rho: Tensor | None, g: Tensor | None, seed: Tensor, peak: Tensor, shape: tuple[int, int],
-        heads: int, drop: float, site: int, *weights: Tensor | None,
+        ctx: Any, x: Tensor, gates: Tensor | None, seed: Tensor, peak: Tensor, shape: tuple[int, int], heads: int,
+        drop: float, *flat: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        norm_w, norm_b, project_w, u, out_w, out_b, ff_norm_w, ff_norm_b, w1, b1, w2, b2 = weights
-        assert project_w is not None
-        assert out_w is not None
-        assert w1 is not None
-        assert w2 is not None
-        (rows, d), f, gated, precision = x.shape, w1.shape[0], rho is not None, rounding()
-        laid = _laid(project_w, u, out_w, w1, w2, precision)
-        y, qkv, h, y1, hidden = (laid.new_empty(rows, width) for width in (d, 3 * d, d, d, f))
-        x1, x2 = torch.empty_like(x), torch.empty_like(x)
-        same = {"D": d, "PRECISION": precision}
-        grid, gates = (shares(rows, ROWS),), (x, x) if rho is None or g is None else (rho, g)
-        cast(Any, _project)[grid](
-            x, norm_w, norm_b, laid, *gates, y, qkv, rows,
-            **same, ROWS=ROWS, UTILITY=gated, STAGES=_stages(d, precision), num_warps=WARPS,
+        each = len(Weights._fields)
+        weights = [Weights(*cast("tuple[Any, ...]", flat[at : at + each])) for at in range(0, len(flat), each)]
+        precision, laid = rounding(), _laid(weights, rounding())
+        attention = _attention(shape, x.shape[1], heads, drop, precision)
+        kept: list[Kept] = []
+        for layer in range(len(weights) + 1):
+            x = _launch_rows(x, layer, kept, gates, seed, weights, laid, drop, precision)
+            if layer < len(weights):
+                cast(Any, _attend)[(shape[0] * heads,)](
+                    kept[-1].qkv, kept[-1].h, seed, shape[1], SITES * layer, **attention
+                )
+        norms = [norm for w in weights for norm in (w.norm_w, w.ff_norm_w)]
+        ctx.save_for_backward(gates, seed, laid, *norms, *(tensor for block in kept for tensor in block))
+        ctx.peak, ctx.shape, ctx.heads, ctx.drop, ctx.precision, ctx.blocks = (
+            peak, shape, heads, drop, precision, len(weights)
         )  # fmt: skip
-        attention = _attention(shape, d, heads, drop, precision)
-        cast(Any, _attend)[(shape[0] * heads,)](qkv, h, seed, shape[1], site, **attention)
-        cast(Any, _mix)[grid](
-            h, x, laid, out_b, ff_norm_w, ff_norm_b, b1, b2, seed, x1, y1, hidden, x2, rows, site,
-            **same, F=f, BEFORE=_squares(gated) - 1, ROWS=ROWS, DROP=drop, num_warps=WARPS,
-        )  # fmt: skip
-        ctx.save_for_backward(x, *gates, seed, laid, y, qkv, h, x1, y1, hidden, norm_w, ff_norm_w)
-        ctx.peak, ctx.shape, ctx.heads, ctx.drop, ctx.site, ctx.gated = peak, shape, heads, drop, site, gated
-        ctx.precision, ctx.shapes = precision, (project_w.shape, None if u is None else u.shape)
-        return x2
+        ctx.shapes = [None if weight is None else weight.shape for weight in flat]
+        return x
 
     @staticmethod
-    def backward(ctx: Any, d2: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, rho, g, seed, laid, y, qkv, h, x1, y1, hidden, norm_w, ff_norm_w = ctx.saved_tensors
-        (rows, d), f, heads, peak = x.shape, hidden.shape[1], ctx.heads, ctx.peak
-        d2 = d2.contiguous()
-        same = {"D": d, "PRECISION": ctx.precision}
-        programs, (plain, turned) = shares(rows, ROWS), laid.chunk(2)
-        norm_parts = torch.empty(programs, 4 * d, device=x.device)
-        e2, e1, dh, dhidden, dqkv = (torch.empty_like(like) for like in (y, y, y, hidden, qkv))
-        dx1, dx = torch.empty_like(x), torch.empty_like(x)
-        cast(Any, _mix_backward)[(programs,)](
-            d2, x1, hidden, turned, ff_norm_w, seed, peak, e2, dhidden, dx1, e1, dh, norm_parts, rows, ctx.site,
-            **same, F=f, BEFORE=_squares(ctx.gated) - 1, ROWS=ROWS, DROP=ctx.drop, num_warps=WARPS,
-        )  # fmt: skip
-        outer_parts, sizes = outers(
-            [(e2, hidden), (dhidden, y1), (e1, h)], splits=SPLITS, precision=ctx.precision, peak=peak
-        )
-        attention = _attention(ctx.shape, d, heads, ctx.drop, ctx.precision)
-        cast(Any, _attend_backward)[(ctx.shape[0] * heads,)](qkv, dh, dqkv, seed, ctx.shape[1], ctx.site, **attention)
+    def backward(ctx: Any, dx: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (gates, seed, laid, *rest), count, precision, peak = ctx.saved_tensors, ctx.blocks, ctx.precision, ctx.peak
+        norms, each = rest[: 2 * count], len(Kept._fields)
+        kept = [Kept(*rest[at : at + each]) for at in range(2 * count, len(rest), each)]
+        (rows, d), f, gated = kept[0].x.shape, kept[0].hidden.shape[1], gates is not None
+        programs, tile = shares(rows, ROWS), tile_of(precision)
+        norm_parts = dx.new_empty(programs, count, 4 * d)
+        pair_sizes = [(d, f), (f, d), (d, d)]
+        outer_parts = dx.new_empty(min(SPLITS, shares(rows, tile.rows)), count, sum(m * k + m for m, k in pair_sizes))
+        project_total = sum(shape.numel() for shape in ctx.shapes[2:4] if shape is not None)
+        project_parts = dx.new_empty(min(PROJECT_SPLITS, shares(rows, tile.rows)), count, project_total)
+        dgates = None if gates is None else torch.empty_like(gates)
+        attention = _attention(ctx.shape, d, ctx.heads, ctx.drop, precision)
+        large = large_products(dx.device) and precision == "half"
+        dx, dqkv, dx1 = dx.contiguous(), dx, dx
+        for above in reversed(range(count + 1)):  # from the attention of the block above to that of the one below
+            below, here, there = above - 1, min(above, count - 1), max(above - 1, 0)
+            up, low = kept[here], kept[there]
+            e2, e1, dh, dhidden = (torch.empty_like(like) for like in (low.y, low.y, low.y, low.hidden))
+            to_x, to_x1 = torch.empty_like(low.x), torch.empty_like(low.x)
+            told = (
+                (dx,) * 4
+                if gates is None or dgates is None
+                else (gates[0], gates[1 + here], dgates[0], dgates[1 + here])
+            )
+            cast(Any, _rows_backward)[(programs,)](
+                dx, dqkv, up.x, up.y, dx1, norms[2 * here], laid[here], *told,
+                low.x1, low.hidden, norms[2 * there + 1], laid[there], seed, peak,
+                e2, dhidden, to_x1, e1, dh, to_x, norm_parts, rows, SITES * below, above, below,
+                D=d, F=f, SQUARES=_squares(gated), PARTS=count * 4 * d, ROWS=ROWS, DROP=ctx.drop, MIX=below >= 0,
+                PROJECT=above < count, UTILITY=gated, TOP=gated and above == count - 1, ENLARGED=told[0].dtype == torch.float16,
+                STAGES=_stages(d, precision), PRECISION=precision, num_warps=WARPS if large else 2 * WARPS,
+            )  # fmt: skip
+            dx = to_x
+            if below < 0:
+                break
+            pairs = [(e2, low.hidden), (dhidden, low.y1), (e1, low.h)]
+            outers(pairs, outer_parts[:, below], precision=precision, peak=peak)
+            dqkv, dx1 = torch.empty_like(low.qkv), to_x1
+            cast(Any, _attend_backward)[(ctx.shape[0] * ctx.heads,)](
+                low.qkv, dh, dqkv, seed, ctx.shape[1], SITES * below, **attention
+            )
+            rho, g = (dx, dx) if gates is None else (gates[0], gates[1 + below])
+            _project_gradients(dqkv, low.y, rho, g, peak, project_parts[:, below], tile, ctx.heads, gated, precision)
+        found = added(norm_parts.flatten(1), outer_parts.flatten(1), project_parts.flatten(1))
+        gradients = zip(*(part.view(count, -1) for part in found), strict=True)
+        flat = [gradient for parts in gradients for gradient in _gradients(parts, pair_sizes, ctx.shapes)]
+        return dx, dgates, None, None, None, None, None, *flat
 
-        large = large_products(x.device) and ctx.precision == "half"
-        drho, dg = (torch.empty_like(x) for _ in range(2)) if ctx.gated else (x, x)
-        cast(Any, _project_backward)[(programs,)](
-            dqkv, x, y, dx1, norm_w, turned, plain, rho, g, peak, dx, drho, dg, norm_parts, rows,
-            **same, ROWS=ROWS, UTILITY=ctx.gated, STAGES=_stages(d, ctx.precision),
-            num_warps=WARPS if large else 2 * WARPS,
-        )  # fmt: skip
-        project_shape, u_shape = ctx.shapes
-        project_parts = _project_gradients(dqkv, y, rho, g, peak, u_shape, heads, ctx.gated, ctx.precision)
-        dnorms, summed, dprojects = added(norm_parts, outer_parts, project_parts)
-        dff_norm, dnorm = dnorms.split(2 * d)
-        (dw2, db2), (dw1, db1), (dout_w, dout_b) = unpacked(summed, sizes)
-        dproject, biases = dprojects[: project_shape.numel()].view(project_shape), dprojects[project_shape.numel() :]
-        du = None if u_shape is None else biases.view(u_shape)
-        gates = (drho, dg) if ctx.gated else (None, None)
-        return (
-            dx, *gates, None, None, None, None, None, None, dnorm[:d], dnorm[d:], dproject, du, dout_w, dout_b,
-            dff_norm[:d], dff_norm[d:], dw1, db1, dw2, db2,
-        )  # fmt: skip
+
+def _gradients(parts: tuple[Tensor, ...], sizes: Sequence[tuple[int, int]], of: Sequence[Any]) -> list[Tensor | None]:
+    """Of one block's weights, in their order, from what was added up; `of`: their shapes."""
+    norms, summed, projects = parts
+    dff_norm_w, dff_norm_b, dnorm_w, dnorm_b = norms.chunk(4)
+    (dw2, db2), (dw1, db1), (dout_w, dout_b) = unpacked(summed, sizes)
+    project_shape, u_shape = of[2], of[3]
+    dproject = projects[: project_shape.numel()].view(project_shape)
+    du = None if u_shape is None else projects[project_shape.numel() :].view(u_shape)
+    return [dnorm_w, dnorm_b, dproject, du, dout_w, dout_b, dff_norm_w, dff_norm_b, dw1, db1, dw2, db2]
+
+
+def _launch_rows(
+    x: Tensor, layer: int, kept: list[Kept], gates: Tensor | None, seed: Tensor, weights: list[Weights], laid: Tensor,
+    drop: float, precision: str,
+) -> Tensor:  # fmt: skip
+    """From the attention of the block before `layer` to that of this one, where there are such; what is kept of this
+    one is added to `kept`. What the block before gives."""
+    count, (rows, d), f, gated = len(weights), x.shape, weights[0].w1.shape[0], gates is not None
+    mix, project = layer > 0, layer < count
+    before, here = max(layer - 1, 0), min(layer, count - 1)
+    if project:
+        like = laid.new_empty
+        y, qkv, h, y1, hidden = (like(rows, width) for width in (d, 3 * d, d, d, f))
+        out = torch.empty_like(x) if mix else x
+        kept.append(Kept(out, y, qkv, h, torch.empty_like(x), y1, hidden))
+    else:
+        out = torch.empty_like(x)
+    old, new, w, w_new = kept[before], kept[here], weights[before], weights[here]
+    rho, g = (x, x) if gates is None else (gates[0], gates[1 + here])
+    cast(Any, _rows)[(shares(rows, ROWS),)](
+        x, old.h, laid[before], w.out_b, w.ff_norm_w, w.ff_norm_b, w.b1, w.b2, seed, old.x1, old.y1, old.hidden, out,
+        w_new.norm_w, w_new.norm_b, laid[here], rho, g, new.y, new.qkv, rows, SITES * before,
+        D=d, F=f, SQUARES=_squares(gated), ROWS=ROWS, DROP=drop, MIX=mix, PROJECT=project, UTILITY=gated,
+        STAGES=_stages(d, precision), PRECISION=precision, num_warps=WARPS,
+    )  # fmt: skip
+    return out
 
 
 def large_products(device: torch.device) -> bool:
@@ -168,125 +249,199 @@ def _squares(gated: bool) -> int:
     return 10 if gated else 4
 
 
-def _laid(project_w: Tensor, u: Tensor | None, out_w: Tensor, w1: Tensor, w2: Tensor, precision: str) -> Tensor:
-    """All matrices side by side in the type that products take, as they are and then transposed: W, W^u, U with the
-    heads' matrices along the diagonal, the output's, those of the feed-forward network.
+def _laid(weights: Sequence[Weights], precision: str) -> Tensor:
+    """All matrices side by side in the type that products take: for each block as they are and then transposed, W, W^u,
+    U with the heads' matrices along the diagonal, the output's, those of the feed-forward network. (L, 2, ...)
 
     Gradients are multiplied with the transposed ones: products on tensor cores read along what they sum over."""
-    f, d = w1.shape
-    total = _squares(u is not None) * d * d + 2 * d * f
-    to = out_w.new_empty(2 * total, dtype=torch.float16 if precision == "half" else torch.float32)
-    cast(Any, _lay)[(shares(total, LAID),)](
-        project_w, out_w if u is None else u, out_w, w1, w2, to, total,
-        D=d, F=f, E=d if u is None else u.shape[-1], PROJECT=len(project_w) // d, SQUARES=_squares(u is not None),
-        BLOCK=LAID, PRECISION=precision,
+    w = weights[0]
+    (f, d), squares = w.w1.shape, _squares(w.u is not None)
+    total = squares * d * d + 2 * d * f
+    kind = torch.float16 if precision == "half" else torch.float32
+    to = w.out_w.new_empty(len(weights), 2, total, dtype=kind)
+    pointers = [(w.project, w.out_w if w.u is None else w.u, w.out_w, w.w1, w.w2) for w in weights]
+    cast(Any, _lay)[(shares(total, LAID), len(weights))](
+        tuple(tensor for block in pointers for tensor in block), to, total,
+        D=d, F=f, E=d if w.u is None else w.u.shape[-1], PROJECT=len(w.project) // d, SQUARES=squares,
+        L=len(weights), BLOCK=LAID, PRECISION=precision,
     )  # fmt: skip
     return to
 
 
 @triton.jit
 def _lay(
-    project_w, u_ptr, out_w, w1_ptr, w2_ptr, to_ptr, TOTAL,
-    D: tl.constexpr, F: tl.constexpr, E: tl.constexpr, PROJECT: tl.constexpr, SQUARES: tl.constexpr,
+    weights, to_ptr, TOTAL,
+    D: tl.constexpr, F: tl.constexpr, E: tl.constexpr, PROJECT: tl.constexpr, SQUARES: tl.constexpr, L: tl.constexpr,
     BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     which, r, c = i // (D * D), i % (D * D) // D, i % D
     up = i - SQUARES * D * D
     down = up - F * D
-    w = tl.load(project_w + i, mask=which < PROJECT, other=0.0)
     own = (which >= PROJECT) & (which < SQUARES - 1) & (r // E == c // E)
-    w += tl.load(u_ptr + ((which - PROJECT) * D + r) * E + c % E, mask=own, other=0.0)
-    w += tl.load(out_w + r * D + c, mask=which == SQUARES - 1, other=0.0)
-    w += tl.load(w1_ptr + up, mask=(up >= 0) & (down < 0), other=0.0)
-    w += tl.load(w2_ptr + down, mask=(down >= 0) & (i < TOTAL), other=0.0)
     at = tl.where(up < 0, which * D * D + c * D + r, SQUARES * D * D + up % D * F + up // D)
     at = tl.where(down < 0, at, SQUARES * D * D + F * D + down % F * D + down // F)
-    w = rounded(w, PRECISION)
-    tl.store(to_ptr + i, w, mask=i < TOTAL)
-    tl.store(to_ptr + TOTAL + at, w, mask=i < TOTAL)
+    for layer in tl.static_range(L):
+        if tl.program_id(1) == layer:
+            w = tl.load(weights[5 * layer] + i, mask=which < PROJECT, other=0.0)
+            w += tl.load(weights[5 * layer + 1] + ((which - PROJECT) * D + r) * E + c % E, mask=own, other=0.0)
+            w += tl.load(weights[5 * layer + 2] + r * D + c, mask=which == SQUARES - 1, other=0.0)
+            w += tl.load(weights[5 * layer + 3] + up, mask=(up >= 0) & (down < 0), other=0.0)
+            w += tl.load(weights[5 * layer + 4] + down, mask=(down >= 0) & (i < TOTAL), other=0.0)
+            w = rounded(w, PRECISION)
+            tl.store(to_ptr + 2 * layer * TOTAL + i, w, mask=i < TOTAL)
+            tl.store(to_ptr + (2 * layer + 1) * TOTAL + at, w, mask=i < TOTAL)
+
+
+# ---------------------------------------------------------------- rows
+
+
+@triton.jit(do_not_specialize=["site"])
+def _rows(
+    x_ptr, h_ptr, mix_ptr, out_b, ff_norm_w, ff_norm_b, b1_ptr, b2_ptr, seed_ptr, x1_ptr, y1_ptr, hidden_ptr, x2_ptr,
+    norm_w, norm_b, project_ptr, rho_ptr, g_ptr, y_ptr, qkv_ptr, N, site,
+    D: tl.constexpr, F: tl.constexpr, SQUARES: tl.constexpr, ROWS: tl.constexpr, DROP: tl.constexpr, MIX: tl.constexpr,
+    PROJECT: tl.constexpr, UTILITY: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    n, d, f = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, D), tl.arange(0, F)
+    live = (n < N)[:, None]
+    here = n[:, None] * D + d[None, :]
+    x = tl.load(x_ptr + here, mask=live, other=0.0)
+    if MIX:
+        out_w = mix_ptr + (SQUARES - 1) * D * D
+        up = out_w + D * D
+        h = tl.load(h_ptr + here, mask=live, other=0.0)
+        w_out = tl.load(out_w + d[None, :] * D + d[:, None])  # all weights are asked for at once
+        w_up, w_down = tl.load(up + f[None, :] * D + d[:, None]), tl.load(up + D * F + d[None, :] * F + f[:, None])
+        change = times_loaded(h, w_out, PRECISION) + tl.load(out_b + d)[None, :]
+        if DROP > 0:
+            change = dropped(change, seed_ptr, here, site + 1, DROP)
+        x += change
+        tl.store(x1_ptr + here, x, mask=live)
+        y1 = rounded(norm_rows(x, ff_norm_w, ff_norm_b, d, D), PRECISION)
+        tl.store(y1_ptr + here, y1, mask=live)
+        hidden = times_loaded(y1, w_up, PRECISION) + tl.load(b1_ptr + f)[None, :]
+        hidden = rounded(tl.maximum(hidden, 0.0), PRECISION)
+        tl.store(hidden_ptr + n[:, None] * F + f[None, :], hidden, mask=live)
+        change = times_loaded(hidden, w_down, PRECISION) + tl.load(b2_ptr + d)[None, :]
+        if DROP > 0:
+            change = dropped(change, seed_ptr, here, site + 2, DROP)
+        x += change
+        tl.store(x2_ptr + here, x, mask=live)
+    if PROJECT:
+        y = rounded(norm_rows(x, norm_w, norm_b, d, D), PRECISION)
+        tl.store(y_ptr + here, y, mask=live)
+        if UTILITY:
+            rho = rounded(tl.load(rho_ptr + here, mask=live, other=0.0), PRECISION)
+            g = rounded(tl.load(g_ptr + here, mask=live, other=0.0), PRECISION)
+        for part in tl.range(0, 3, num_stages=STAGES):
+            out = times(y, project_ptr + part * D * D, d, d, D, PRECISION)
+            if UTILITY:
+                gate = tl.where(part == 0, rho, g)
+                out += gate * times(y, project_ptr + (3 + part) * D * D, d, d, D, PRECISION)
+                out += times(gate, project_ptr + (6 + part) * D * D, d, d, D, PRECISION)
+            tl.store(qkv_ptr + n[:, None] * 3 * D + part * D + d[None, :], rounded(out, PRECISION), mask=live)
+
+
+@triton.jit(do_not_specialize=["site", "above", "below"])
+def _rows_backward(
+    d2_ptr, dqkv_ptr, x_ptr, y_ptr, dres_ptr, norm_w, project_ptr, rho_ptr, g_ptr, drho_ptr, dg_ptr,
+    x1_ptr, hidden_ptr, ff_norm_w, mix_ptr, seed_ptr, peak_ptr, e2_ptr, dhidden_ptr, dx1_ptr, e1_ptr, dh_ptr, dx_ptr,
+    parts_ptr, N, site, above, below,
+    D: tl.constexpr, F: tl.constexpr, SQUARES: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
+    DROP: tl.constexpr, MIX: tl.constexpr, PROJECT: tl.constexpr, UTILITY: tl.constexpr, TOP: tl.constexpr,
+    ENLARGED: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """From the attention of the block above down to that of the block below."""
+    n, d, f = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, D), tl.arange(0, F)
+    live = (n < N)[:, None]
+    here = n[:, None] * D + d[None, :]
+    total: tl.constexpr = SQUARES * D * D + 2 * D * F
+    large = enlarged(peak_ptr, PRECISION)
+    parts_ptr += tl.program_id(0) * PARTS
+    if PROJECT:
+        # through the projections, the norm, and what comes along the residual; weights of the next part are under way
+        # while these are used
+        turned_ptr = project_ptr + total
+        dy = tl.zeros((ROWS, D), tl.float32)
+        if UTILITY:
+            unit = 1 / large
+            if ENLARGED:
+                unit = 1.0
+            y = tl.load(y_ptr + here, mask=live, other=0.0)
+            rho = rounded(tl.load(rho_ptr + here, mask=live, other=0.0), PRECISION)
+            g = rounded(tl.load(g_ptr + here, mask=live, other=0.0), PRECISION)
+            dg = tl.zeros((ROWS, D), tl.float32)
+        for part in tl.range(0, 3, num_stages=STAGES):
+            dout = tl.load(dqkv_ptr + n[:, None] * 3 * D + part * D + d[None, :], mask=live, other=0.0)
+            dy += times(dout, turned_ptr + part * D * D, d, d, D, PRECISION)
+            if UTILITY:
+                gate = tl.where(part == 0, rho, g)
+                dy += times(dout.to(tl.float32) * gate, turned_ptr + (3 + part) * D * D, d, d, D, PRECISION)
+                dgate = dout * times(y, project_ptr + (3 + part) * D * D, d, d, D, PRECISION)
+                dgate = (dgate + times(dout, turned_ptr + (6 + part) * D * D, d, d, D, PRECISION)) * unit
+                regime = live & (part == 0)
+                if TOP:
+                    tl.store(drho_ptr + here, narrowed(dgate, ENLARGED), mask=regime)
+                else:  # the blocks share their rho
+                    so_far = tl.load(drho_ptr + here, mask=regime, other=0.0)
+                    tl.store(drho_ptr + here, narrowed(dgate + so_far, ENLARGED), mask=regime)
+                dg += tl.where(part == 0, 0.0, dgate)
+        if UTILITY:
+            tl.store(dg_ptr + here, narrowed(dg, ENLARGED), mask=live)
+        z, scale = standardised(tl.load(x_ptr + here, mask=live, other=0.0), D)
+        d2 = norm_backward(dy / large, z, scale, tl.load(norm_w + d), parts_ptr + (4 * above + 2) * D, d, D)
+        d2 += tl.load(dres_ptr + here, mask=live, other=0.0)
+    else:
+        d2 = tl.load(d2_ptr + here, mask=live, other=0.0)
+    if MIX:
+        # e2 and e1 are the gradients of what was added to the residual stream, before it was dropped
+        out_w = mix_ptr + total + (SQUARES - 1) * D * D
+        up = out_w + D * D
+        x1 = tl.load(x1_ptr + here, mask=live, other=0.0)
+        hidden = tl.load(hidden_ptr + n[:, None] * F + f[None, :], mask=live, other=0.0)
+        w_down, w_up = tl.load(up + D * F + f[None, :] * D + d[:, None]), tl.load(up + d[None, :] * F + f[:, None])
+        w_out = tl.load(out_w + d[None, :] * D + d[:, None])
+        e2 = d2
+        if DROP > 0:
+            e2 = dropped(d2, seed_ptr, here, site + 2, DROP)
+        e2 = rounded(e2 * large, PRECISION)
+        tl.store(e2_ptr + here, e2, mask=live)
+        dhidden = times_loaded(e2, w_down, PRECISION)
+        dhidden = rounded(tl.where(hidden > 0, dhidden, 0.0), PRECISION)
+        tl.store(dhidden_ptr + n[:, None] * F + f[None, :], dhidden, mask=live)
+        dy = times_loaded(dhidden, w_up, PRECISION) / large
+        z, scale = standardised(x1, D)
+        d2 += norm_backward(dy, z, scale, tl.load(ff_norm_w + d), parts_ptr + 4 * below * D, d, D)
+        tl.store(dx1_ptr + here, d2, mask=live)
+        e1 = d2
+        if DROP > 0:
+            e1 = dropped(d2, seed_ptr, here, site + 1, DROP)
+        e1 = rounded(e1 * large, PRECISION)
+        tl.store(e1_ptr + here, e1, mask=live)
+        tl.store(dh_ptr + here, rounded(times_loaded(e1, w_out, PRECISION), PRECISION), mask=live)
+    else:
+        tl.store(dx_ptr + here, d2, mask=live)
+
+
+@triton.jit
+def narrowed(x, HALF: tl.constexpr):
+    """As gradients of gates are kept."""
+    return rounded(x, "half") if HALF else x
 
 
 def _project_gradients(
-    dqkv: Tensor, y: Tensor, rho: Tensor, g: Tensor, peak: Tensor, u_shape: torch.Size | None, heads: int, gated: bool,
+    dqkv: Tensor, y: Tensor, rho: Tensor, g: Tensor, peak: Tensor, parts: Tensor, tile: Tile, heads: int, gated: bool,
     precision: str,
-) -> Tensor:  # fmt: skip
-    """Gradients of W, W^u and U, to be added up: one row for each share of the rows."""
+) -> None:  # fmt: skip
+    """Gradients of W, W^u and U, to be added up: one row of `parts` for each share of the rows."""
     rows, d = y.shape
-    high, wide = max(min(tiles.HIGH, d), d // heads if gated else 0), min(tiles.WIDE, d)
-    biases = 0 if u_shape is None else u_shape.numel()
-    splits = min(PROJECT_SPLITS, shares(rows, tiles.ROWS))
-    parts = torch.empty(splits, (6 if gated else 3) * d * d + biases, device=y.device)
-    cast(Any, _project_weights)[(splits, 3 * (d // high) * (d // wide))](
+    high, wide = max(min(tile.high, d), d // heads if gated else 0), min(tile.wide, d)
+    cast(Any, _project_weights)[(len(parts), 3 * (d // high) * (d // wide))](
         dqkv, y, rho, g, peak, parts, rows,
-        D=d, E=d // heads, H=heads, HIGH=high, WIDE=wide, ROWS=tiles.ROWS, TURNS=shares(rows, splits * tiles.ROWS),
-        TOTAL=parts.shape[1], UTILITY=gated, PRECISION=precision, num_warps=tiles.warps(precision, high),
+        D=d, E=d // heads, H=heads, HIGH=high, WIDE=wide, ROWS=tile.rows, TURNS=shares(rows, len(parts) * tile.rows),
+        TOTAL=parts.stride(0), UTILITY=gated, PRECISION=precision, num_warps=tile.warps(high),
     )  # fmt: skip
-    return parts
-
-
-# ---------------------------------------------------------------- projections
-
-
-@triton.jit
-def _project(
-    x_ptr, norm_w, norm_b, w_ptr, rho_ptr, g_ptr, y_ptr, qkv_ptr, N,
-    D: tl.constexpr, ROWS: tl.constexpr, UTILITY: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    n, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, D)
-    live = (n < N)[:, None]
-    here = n[:, None] * D + d[None, :]
-    y = rounded(norm_rows(tl.load(x_ptr + here, mask=live, other=0.0), norm_w, norm_b, d, D), PRECISION)
-    tl.store(y_ptr + here, y, mask=live)
-    if UTILITY:
-        rho = rounded(tl.load(rho_ptr + here, mask=live, other=0.0), PRECISION)
-        g = rounded(tl.load(g_ptr + here, mask=live, other=0.0), PRECISION)
-    for part in tl.range(0, 3, num_stages=STAGES):
-        out = times(y, w_ptr + part * D * D, d, d, D, PRECISION)
-        if UTILITY:
-            gate = tl.where(part == 0, rho, g)
-            out += gate * times(y, w_ptr + (3 + part) * D * D, d, d, D, PRECISION)
-            out += times(gate, w_ptr + (6 + part) * D * D, d, d, D, PRECISION)
-        tl.store(qkv_ptr + n[:, None] * 3 * D + part * D + d[None, :], rounded(out, PRECISION), mask=live)
-
-
-@triton.jit
-def _project_backward(
-    dqkv_ptr, x_ptr, y_ptr, dres_ptr, norm_w, turned_ptr, w_ptr, rho_ptr, g_ptr, peak_ptr, dx_ptr, drho_ptr, dg_ptr,
-    parts_ptr, N,
-    D: tl.constexpr, ROWS: tl.constexpr, UTILITY: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Down to x: through the projections, the norm, and what comes along the residual.
-
-    Weights of the next part are under way while these are used.
-    """
-    n, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, D)
-    live = (n < N)[:, None]
-    here = n[:, None] * D + d[None, :]
-    dy = tl.zeros((ROWS, D), tl.float32)
-    small = 1 / enlarged(peak_ptr, PRECISION)
-    if UTILITY:
-        y = tl.load(y_ptr + here, mask=live, other=0.0)
-        rho = rounded(tl.load(rho_ptr + here, mask=live, other=0.0), PRECISION)
-        g = rounded(tl.load(g_ptr + here, mask=live, other=0.0), PRECISION)
-        dg = tl.zeros((ROWS, D), tl.float32)
-    for part in tl.range(0, 3, num_stages=STAGES):
-        dout = tl.load(dqkv_ptr + n[:, None] * 3 * D + part * D + d[None, :], mask=live, other=0.0)
-        dy += times(dout, turned_ptr + part * D * D, d, d, D, PRECISION)
-        if UTILITY:
-            gate = tl.where(part == 0, rho, g)
-            gated = dout.to(tl.float32) * gate
-            dy += times(gated, turned_ptr + (3 + part) * D * D, d, d, D, PRECISION)
-            dgate = dout * times(y, w_ptr + (3 + part) * D * D, d, d, D, PRECISION)
-            dgate += times(dout, turned_ptr + (6 + part) * D * D, d, d, D, PRECISION)
-            tl.store(drho_ptr + here, dgate * small, mask=live & (part == 0))
-            dg += tl.where(part == 0, 0.0, dgate)
-    if UTILITY:
-        tl.store(dg_ptr + here, dg * small, mask=live)
-    z, scale = standardised(tl.load(x_ptr + here, mask=live, other=0.0), D)
-    to = parts_ptr + (2 * tl.program_id(0) + 1) * 2 * D
-    dx = norm_backward(dy * small, z, scale, tl.load(norm_w + d), to, d, D)
-    tl.store(dx_ptr + here, dx + tl.load(dres_ptr + here, mask=live, other=0.0), mask=live)
 
 
 @triton.jit
@@ -333,7 +488,7 @@ def _project_weights(
 
 
 @triton.jit
-def _weights(q, k, t, SCALE: tl.constexpr, PRECISION: tl.constexpr):
+def _softmax(q, k, t, SCALE: tl.constexpr, PRECISION: tl.constexpr):
     """Causal softmax."""
     logits = times_loaded(q, tl.trans(k), PRECISION) * SCALE
     logits = tl.where(t[None, :] <= t[:, None], logits, -float("inf"))
@@ -355,7 +510,7 @@ def _attend(
     q = tl.load(qkv_ptr + at, mask=live, other=0.0)
     k = tl.load(qkv_ptr + D + at, mask=live, other=0.0)
     v = tl.load(qkv_ptr + 2 * D + at, mask=live, other=0.0)
-    weight = _weights(q, k, t, SCALE, PRECISION)
+    weight = _softmax(q, k, t, SCALE, PRECISION)
     if DROP > 0:
         place = (tl.program_id(0) * ROOM + t[:, None]) * ROOM + t[None, :]
         weight = dropped(weight, seed_ptr, place, site, DROP)
@@ -378,7 +533,7 @@ def _attend_backward(
     k = tl.load(qkv_ptr + D + at, mask=live, other=0.0)
     v = tl.load(qkv_ptr + 2 * D + at, mask=live, other=0.0)
     dh = tl.load(dh_ptr + row[:, None] * D + head * E + e[None, :], mask=live, other=0.0)
-    weight = _weights(q, k, t, SCALE, PRECISION)
+    weight = _softmax(q, k, t, SCALE, PRECISION)
     dweight = times_loaded(dh, tl.trans(v), PRECISION)
     kept = weight
     if DROP > 0:
@@ -392,77 +547,3 @@ def _attend_backward(
     dq, dk = times_loaded(dlogits, k, PRECISION), times_loaded(tl.trans(dlogits), q, PRECISION)
     tl.store(dqkv_ptr + at, rounded(dq, PRECISION), mask=live)
     tl.store(dqkv_ptr + D + at, rounded(dk, PRECISION), mask=live)
-
-
-# ---------------------------------------------------------------- output, feed-forward
-
-
-@triton.jit(do_not_specialize=["site"])
-def _mix(
-    h_ptr, x_ptr, w_ptr, out_b, norm_w, norm_b, b1_ptr, b2_ptr, seed_ptr, x1_ptr, y1_ptr, hidden_ptr, x2_ptr, N, site,
-    D: tl.constexpr, F: tl.constexpr, BEFORE: tl.constexpr, ROWS: tl.constexpr, DROP: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """BEFORE: matrices of (D, D) that lie before those of this kernel."""
-    n, d, f = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, D), tl.arange(0, F)
-    live = (n < N)[:, None]
-    here = n[:, None] * D + d[None, :]
-    out_w = w_ptr + BEFORE * D * D
-    up = out_w + D * D
-    h, x = tl.load(h_ptr + here, mask=live, other=0.0), tl.load(x_ptr + here, mask=live, other=0.0)
-    w_out = tl.load(out_w + d[None, :] * D + d[:, None])
-    w_up, w_down = tl.load(up + f[None, :] * D + d[:, None]), tl.load(up + D * F + d[None, :] * F + f[:, None])
-    change = times_loaded(h, w_out, PRECISION) + tl.load(out_b + d)[None, :]
-    if DROP > 0:
-        change = dropped(change, seed_ptr, here, site + 1, DROP)
-    x1 = x + change
-    tl.store(x1_ptr + here, x1, mask=live)
-    y1 = rounded(norm_rows(x1, norm_w, norm_b, d, D), PRECISION)
-    tl.store(y1_ptr + here, y1, mask=live)
-    hidden = times_loaded(y1, w_up, PRECISION) + tl.load(b1_ptr + f)[None, :]
-    hidden = rounded(tl.maximum(hidden, 0.0), PRECISION)
-    tl.store(hidden_ptr + n[:, None] * F + f[None, :], hidden, mask=live)
-    change = times_loaded(hidden, w_down, PRECISION) + tl.load(b2_ptr + d)[None, :]
-    if DROP > 0:
-        change = dropped(change, seed_ptr, here, site + 2, DROP)
-    tl.store(x2_ptr + here, x1 + change, mask=live)
-
-
-@triton.jit(do_not_specialize=["site"])
-def _mix_backward(
-    d2_ptr, x1_ptr, hidden_ptr, turned_ptr, norm_w, seed_ptr, peak_ptr, e2_ptr, dhidden_ptr, dx1_ptr, e1_ptr, dh_ptr,
-    parts_ptr, N, site,
-    D: tl.constexpr, F: tl.constexpr, BEFORE: tl.constexpr, ROWS: tl.constexpr, DROP: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """e2 and e1 are the gradients of what was added to the residual stream, before it was dropped."""
-    n, d, f = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, D), tl.arange(0, F)
-    live = (n < N)[:, None]
-    here = n[:, None] * D + d[None, :]
-    out_w = turned_ptr + BEFORE * D * D
-    up = out_w + D * D
-    large = enlarged(peak_ptr, PRECISION)
-    d2, x1 = tl.load(d2_ptr + here, mask=live, other=0.0), tl.load(x1_ptr + here, mask=live, other=0.0)
-    hidden = tl.load(hidden_ptr + n[:, None] * F + f[None, :], mask=live, other=0.0)
-    w_down, w_up = tl.load(up + D * F + f[None, :] * D + d[:, None]), tl.load(up + d[None, :] * F + f[:, None])
-    w_out = tl.load(out_w + d[None, :] * D + d[:, None])
-    e2 = d2
-    if DROP > 0:
-        e2 = dropped(d2, seed_ptr, here, site + 2, DROP)
-    e2 = rounded(e2 * large, PRECISION)
-    tl.store(e2_ptr + here, e2, mask=live)
-    dhidden = times_loaded(e2, w_down, PRECISION)
-    dhidden = rounded(tl.where(hidden > 0, dhidden, 0.0), PRECISION)
-    tl.store(dhidden_ptr + n[:, None] * F + f[None, :], dhidden, mask=live)
-    dy = times_loaded(dhidden, w_up, PRECISION) / large
-    z, scale = standardised(x1, D)
-    gamma = tl.load(norm_w + d)
-    dx1 = d2 + norm_backward(dy, z, scale, gamma, parts_ptr + tl.program_id(0) * 4 * D, d, D)
-    tl.store(dx1_ptr + here, dx1, mask=live)
-    e1 = dx1
-    if DROP > 0:
-        e1 = dropped(dx1, seed_ptr, here, site + 1, DROP)
-    e1 = rounded(e1 * large, PRECISION)
-    tl.store(e1_ptr + here, e1, mask=live)
-    dh = times_loaded(e1, w_out, PRECISION)
-    tl.store(dh_ptr + here, rounded(dh, PRECISION), mask=live)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from uat.nn.kernels.triton_outer import added, outers, unpacked
+from uat.nn.kernels.triton_outer import added, outers_alone
 from uat.nn.kernels.triton_parts import norm_backward, norm_rows, shares, standardised
 from uat.nn.kernels.triton_step import products
 
@@ -63,8 +63,7 @@ class FusedLinear(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight = ctx.saved_tensors
         dy = dy.contiguous()
-        parts, sizes = outers([(dy, x)], splits=SPLITS, precision=ctx.precision)
-        [(dweight, dbias)] = unpacked(added(parts)[0], sizes)
+        [(dweight, dbias)] = outers_alone([(dy, x)], splits=SPLITS, precision=ctx.precision)
         return dy @ weight if ctx.needs_input_grad[0] else None, dweight, dbias
 
 

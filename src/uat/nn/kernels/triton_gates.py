@@ -18,10 +18,10 @@ import triton.language as tl
 from torch import Tensor
 
 from uat.nn.kernels.triton_outer import added
-from uat.nn.kernels.triton_parts import tanh, times, times_loaded, times_some
-from uat.nn.kernels.triton_step import products
+from uat.nn.kernels.triton_parts import enlarged, tanh, times, times_loaded, times_some
+from uat.nn.kernels.triton_step import products, rounding
 from uat.nn.kernels.whole import feedback, room
-from uat.nn.utility import Gates, UtilityGates
+from uat.nn.utility import UtilityGates
 from uat.types import NO_ACTION
 
 MOST_ACTIONS = 64
@@ -34,43 +34,43 @@ def gates_fit(utility: UtilityGates, prev_action_BT: Tensor, longest: int) -> bo
     return not encoder.sees_action or encoder.action.get_parameter("weight").shape[0] <= MOST_ACTIONS
 
 
-def fused_gates(utility: UtilityGates, prev_action_BT: Tensor, prev_reward_BT: Tensor) -> Gates:
-    """As `UtilityGates.forward`, with rows for (B, T): every gate is (B * T, D)."""
+def fused_gates(utility: UtilityGates, prev_action_BT: Tensor, prev_reward_BT: Tensor, peak: Tensor) -> Tensor:
+    """As `UtilityGates.forward`, rho and the g of each layer: (1 + L, B * T, D). Where products inside the blocks are
+    of half precision so are they, and their gradient comes `enlarged` as the peak says."""
     table, *weights = feedback(utility)
     if table is None:  # no action is looked at
         table = prev_reward_BT.new_zeros(1, weights[0].shape[1] - 1, dtype=torch.float32)
         prev_action_BT = torch.full_like(prev_action_BT, NO_ACTION)
-    rho, *g = cast(
-        "tuple[Tensor, ...]",
-        FusedGates.apply(prev_action_BT, prev_reward_BT.float(), utility.num_layers, utility.decay, table, *weights),
-    )
-    return Gates(rho=rho, g=tuple(g))
+    layers, decay = utility.num_layers, utility.decay
+    return cast(Tensor, FusedGates.apply(prev_action_BT, prev_reward_BT.float(), peak, layers, decay, table, *weights))
 
 
 class FusedGates(torch.autograd.Function):
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, action: Tensor, reward: Tensor, layers: int, decay: float, *weights: Tensor
-    ) -> tuple[Tensor, ...]:
+        ctx: Any, action: Tensor, reward: Tensor, peak: Tensor, layers: int, decay: float, *weights: Tensor
+    ) -> Tensor:
         (episodes, steps), d = action.shape, weights[-1].shape[0]
         action, reward = action.contiguous(), reward.contiguous()
-        gates = torch.empty(layers + 1, episodes * steps, d, device=reward.device)
+        kind = torch.float16 if rounding() == "half" else torch.float32
+        gates = torch.empty(layers + 1, episodes * steps, d, device=reward.device, dtype=kind)
         ctx.sizes = _sizes(steps, layers, decay, products(), *weights)
         cast(Any, _gates)[(episodes,)](action, reward, *weights, gates, episodes, steps, **ctx.sizes)
         ctx.save_for_backward(action, reward, *weights)
-        return tuple(gates)
+        ctx.peak = peak
+        return gates
 
     @staticmethod
-    def backward(ctx: Any, *dgates: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, dgates: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         action, reward, *weights = ctx.saved_tensors
         (episodes, steps), counts = action.shape, [w.numel() for w in weights]
         parts = torch.empty(episodes, sum(counts), device=reward.device)
-        stacked = torch.stack(dgates)
         cast(Any, _gates_backward)[(episodes,)](
-            action, reward, *weights, stacked, parts, episodes, steps, TOTAL=sum(counts), **ctx.sizes
-        )
+            action, reward, *weights, dgates.contiguous(), ctx.peak, parts, episodes, steps,
+            TOTAL=sum(counts), ENLARGED=dgates.dtype == torch.float16, **ctx.sizes,
+        )  # fmt: skip
         grads = [part.view_as(w) for part, w in zip(added(parts)[0].split(counts), weights, strict=True)]
-        return None, None, None, None, *grads
+        return None, None, None, None, None, *grads
 
 
 def _sizes(steps: int, layers: int, decay: float, precision: str, *weights: Tensor) -> dict[str, Any]:
@@ -122,19 +122,20 @@ def _gates(
         action_ptr, reward_ptr, table_ptr, w1_ptr, w2_ptr, row, live, J, J_ROOM, HIDDEN, U, PRECISION
     )
     ubar = times_loaded(_ages(t, DECAY, LOG_DECAY), now, PRECISION)
-    tl.store(gates_ptr + here, tanh(times(ubar, regime_ptr, d, u, U, PRECISION)), mask=live[:, None])
+    rho = tanh(times(ubar, regime_ptr, d, u, U, PRECISION))
+    tl.store(gates_ptr + here, rho.to(gates_ptr.dtype.element_ty), mask=live[:, None])
     for layer in tl.static_range(L):
         gates_ptr += B * T * D
         g = tanh(times(now, token_ptr + layer * D * U, d, u, U, PRECISION))
-        tl.store(gates_ptr + here, g, mask=live[:, None])
+        tl.store(gates_ptr + here, g.to(gates_ptr.dtype.element_ty), mask=live[:, None])
 
 
 @triton.jit
 def _gates_backward(
-    action_ptr, reward_ptr, table_ptr, w1_ptr, w2_ptr, token_ptr, regime_ptr, dgates_ptr, parts_ptr, B, T,
+    action_ptr, reward_ptr, table_ptr, w1_ptr, w2_ptr, token_ptr, regime_ptr, dgates_ptr, peak_ptr, parts_ptr, B, T,
     A: tl.constexpr, J: tl.constexpr, HIDDEN: tl.constexpr, U: tl.constexpr, D: tl.constexpr, L: tl.constexpr,
     ROOM: tl.constexpr, A_ROOM: tl.constexpr, J_ROOM: tl.constexpr, LOG_DECAY: tl.constexpr, DECAY: tl.constexpr,
-    PRECISION: tl.constexpr, TOTAL: tl.constexpr,
+    PRECISION: tl.constexpr, TOTAL: tl.constexpr, ENLARGED: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the weights over one episode, in the order in which they are passed."""
     t, d, u = tl.arange(0, ROOM), tl.arange(0, D), tl.arange(0, U)
@@ -147,20 +148,23 @@ def _gates_backward(
     ages = _ages(t, DECAY, LOG_DECAY)
     ubar = times_loaded(ages, now, PRECISION)
     to = parts_ptr + tl.program_id(0) * TOTAL
+    small = 1.0
+    if ENLARGED:
+        small = 1 / enlarged(peak_ptr, "half")
     to_w1 = to + A * J
     to_w2 = to_w1 + HIDDEN * (J + 1)
     to_token = to_w2 + U * HIDDEN
     cell = d[:, None] * U + u[None, :]
 
     rho = tanh(times(ubar, regime_ptr, d, u, U, PRECISION))
-    dpre = tl.load(dgates_ptr + here, mask=live[:, None], other=0.0) * (1 - rho * rho)
+    dpre = tl.load(dgates_ptr + here, mask=live[:, None], other=0.0) * small * (1 - rho * rho)
     tl.store(to_token + L * D * U + cell, times_loaded(tl.trans(dpre), ubar, PRECISION))
     dubar = times_loaded(dpre, tl.load(regime_ptr + cell), PRECISION)
     du = times_loaded(tl.trans(ages), dubar, PRECISION)
     for layer in tl.static_range(L):
         dgates_ptr += B * T * D
         g = tanh(times(now, token_ptr + layer * D * U, d, u, U, PRECISION))
-        dpre = tl.load(dgates_ptr + here, mask=live[:, None], other=0.0) * (1 - g * g)
+        dpre = tl.load(dgates_ptr + here, mask=live[:, None], other=0.0) * small * (1 - g * g)
         tl.store(to_token + layer * D * U + cell, times_loaded(tl.trans(dpre), now, PRECISION))
         du += times_loaded(dpre, tl.load(token_ptr + layer * D * U + cell), PRECISION)
 

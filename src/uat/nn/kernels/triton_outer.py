@@ -8,7 +8,7 @@ and the shares are added up in a fixed order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import triton
@@ -18,45 +18,65 @@ from torch import Tensor
 from uat.nn.kernels.triton_parts import enlarged, shares, times_loaded
 from uat.nn.kernels.whole import power_of_two
 
-ROWS, HIGH, WIDE, WARPS = 32, 32, 64, 2
-"""Rows that are read at a time, a tile of the result, and warps of a program.
-
-Tiles this low, or warps this few, are multiplied by instructions that read both sides in any order. Those for larger
-ones want tf32 along what is summed over, which here is across the rows: turning it cost more than half of the time."""
 MOST = 3
 """Products, or sums, of one launch."""
 COLUMNS, MOST_ROWS = 32, 256
 """Columns that a program adds up, and how many rows of them at a time."""
 
 
-def warps(precision: str, high: int) -> int:
-    """More where a product is three, or its tile is higher: else there are too few registers."""
-    return WARPS if precision != "tf32x3" and high <= HIGH else 2 * WARPS
+class Tile(NamedTuple):
+    """How much of a product a program works out: rows that it reads at a time, and a tile of the result."""
+
+    rows: int
+    high: int
+    wide: int
+    thrice: bool
+    """Whether a product is three, for exactness."""
+
+    def warps(self, high: int) -> int:
+        """More where a product is three, or its tile is high: else there are too few registers."""
+        return 4 if self.thrice or high > 32 else 2
+
+
+def tile_of(precision: str) -> Tile:
+    """Low tiles, of few warps, are multiplied by instructions that read both sides in any order. Those for large ones
+    want tf32 along what is summed over, which here is across the rows: turning it cost more than half of the time. In
+    half precision they take either."""
+    return Tile(64, 64, 64, thrice=False) if precision == "half" else Tile(32, 32, 64, thrice=precision == "tf32x3")
+
+
+def shapes(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[int, int]]:
+    """Of the products."""
+    return [(a.shape[1], b.shape[1]) for a, b in pairs]
 
 
 def outers(
-    pairs: Sequence[tuple[Tensor, Tensor]], *, splits: int, precision: str, peak: Tensor | None = None
-) -> tuple[Tensor, list[tuple[int, int]]]:
+    pairs: Sequence[tuple[Tensor, Tensor]], parts: Tensor, *, precision: str, peak: Tensor | None = None
+) -> None:
     """For each pair a (N, M), b (N, K): the sums over rows of a ⊗ b, (M, K), and of a, (M,), to be added up and
-    `unpacked`: one row for each share of the rows, and the sizes. With a peak a is `enlarged`."""
+    `unpacked`: one row of `parts` for each share of the rows. With a peak a is `enlarged`."""
     assert len(pairs) <= MOST
-    rows, device = pairs[0][0].shape[0], pairs[0][0].device
-    splits = min(splits, shares(rows, ROWS))
-    sizes = [(a.shape[1], b.shape[1]) for a, b in pairs]
-    tiles = [shares(m, HIGH) * shares(k, WIDE) for m, k in sizes]
-    total = sum(m * k + m for m, k in sizes)
-    parts = torch.empty(splits, total, device=device)
+    rows, sizes, tile = pairs[0][0].shape[0], shapes(pairs), tile_of(precision)
+    tiles = [shares(m, tile.high) * shares(k, tile.wide) for m, k in sizes]
     filled = [*pairs, *[pairs[0]] * (MOST - len(pairs))]
     places = {f"M{i}": m for i, (m, _) in enumerate(sizes)} | {f"K{i}": k for i, (_, k) in enumerate(sizes)}
     places |= {f"{name}{i}": 1 for name in "MK" for i in range(len(pairs), MOST)}
-    cast(Any, _outers)[(splits, sum(tiles))](
+    cast(Any, _outers)[(len(parts), sum(tiles))](
         *(x for pair in filled for x in pair), parts, parts if peak is None else peak, rows,
         *(x.stride(0) for pair in filled for x in pair),
-        **places, TILES0=tiles[0], TILES1=tiles[1] if len(tiles) > 1 else 0, TOTAL=total,
-        HIGH=HIGH, WIDE=WIDE, ROWS=ROWS, TURNS=shares(rows, splits * ROWS), PRECISION=precision,
-        ENLARGED=peak is not None, num_warps=warps(precision, HIGH),
+        **places, TILES0=tiles[0], TILES1=tiles[1] if len(tiles) > 1 else 0, TOTAL=parts.stride(0),
+        HIGH=tile.high, WIDE=tile.wide, ROWS=tile.rows, TURNS=shares(rows, len(parts) * tile.rows),
+        PRECISION=precision, ENLARGED=peak is not None, num_warps=tile.warps(tile.high),
     )  # fmt: skip
-    return parts, sizes
+
+
+def outers_alone(pairs: Sequence[tuple[Tensor, Tensor]], *, splits: int, precision: str) -> list[tuple[Tensor, Tensor]]:
+    """The sums of `outers` themselves."""
+    rows, sizes = pairs[0][0].shape[0], shapes(pairs)
+    splits = min(splits, shares(rows, tile_of(precision).rows))
+    parts = torch.empty(splits, sum(m * k + m for m, k in sizes), device=pairs[0][0].device)
+    outers(pairs, parts, precision=precision)
+    return unpacked(added(parts)[0], sizes)
 
 
 def unpacked(summed: Tensor, sizes: Sequence[tuple[int, int]]) -> list[tuple[Tensor, Tensor]]:

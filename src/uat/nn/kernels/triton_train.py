@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
 from uat.nn.blocks import Block, Transformer
 from uat.nn.encoders import VectorEncoder
-from uat.nn.kernels.triton_block import LONGEST, fused_block, large_products
+from uat.nn.kernels.triton_block import LONGEST, fused_blocks, large_products
 from uat.nn.kernels.triton_ends import fused_linear, fused_norm
 from uat.nn.kernels.triton_gates import fused_gates, gates_fit
-from uat.nn.utility import Gates, UtilityGates
+from uat.nn.utility import UtilityGates
 from uat.types import Batch
 
 
@@ -30,23 +32,22 @@ def unfit(backbone: Transformer, steps: int) -> str | None:
 
 def fused_features(backbone: Transformer, utility: UtilityGates | None, batch: Batch) -> Tensor:
     """h (B, T, D), as the slow twin (`Policy.features`) gives it."""
-    gates = None if utility is None else _gates(utility, batch)
     x_ND = fused_norm(backbone.norm, _embed(backbone, batch))
-    return _attend(backbone, x_ND, batch.obs.shape[:2], gates)
+    peak = x_ND.new_empty(1)
+    gates = None if utility is None else _gates(utility, batch, peak)
+    return _attend(backbone, x_ND, batch.obs.shape[:2], gates, peak)
 
 
 def fused_attend(backbone: Transformer, x_BTD: Tensor) -> Tensor:
     """h (B, T, D) of tokens that are embedded and placed already, as `Transformer.attend` gives it."""
-    return _attend(backbone, x_BTD.float().flatten(0, 1).contiguous(), x_BTD.shape[:2], None)
+    x_ND = x_BTD.float().flatten(0, 1).contiguous()
+    return _attend(backbone, x_ND, x_BTD.shape[:2], None, x_ND.new_empty(1))
 
 
-def _attend(backbone: Transformer, x_ND: Tensor, shape: torch.Size, gates: Gates | None) -> Tensor:
-    """All blocks and the last norm."""
-    peak = x_ND.new_empty(1)
-    for layer, block in enumerate(backbone.blocks):
-        assert isinstance(block, Block)
-        rho_ND, g_ND = (None, None) if gates is None else (gates.rho, gates.g[layer])
-        x_ND = fused_block(block, x_ND, rho_ND, g_ND, (shape[0], shape[1]), layer, backbone.dropout_seed, peak)
+def _attend(backbone: Transformer, x_ND: Tensor, shape: torch.Size, gates: Tensor | None, peak: Tensor) -> Tensor:
+    """All blocks and the last norm, which on the way back writes the largest gradient to `peak`."""
+    blocks = [cast(Block, block) for block in backbone.blocks]
+    x_ND = fused_blocks(blocks, x_ND, gates, (shape[0], shape[1]), backbone.dropout_seed, peak)
     return fused_norm(backbone.last_norm, x_ND, peak).view(*shape, -1)
 
 
@@ -61,9 +62,9 @@ def _embed(backbone: Transformer, batch: Batch) -> Tensor:
     return (e_BTD + p).flatten(0, 1)
 
 
-def _gates(utility: UtilityGates, batch: Batch) -> Gates:
+def _gates(utility: UtilityGates, batch: Batch, peak: Tensor) -> Tensor:
+    """(1 + L, B * T, D)"""
     if gates_fit(utility, batch.prev_action, LONGEST):
-        return fused_gates(utility, batch.prev_action, batch.prev_reward)
+        return fused_gates(utility, batch.prev_action, batch.prev_reward, peak)
     gates = utility(batch.prev_action, batch.prev_reward)
-    flat = [gate.float().flatten(0, 1).contiguous() for gate in (gates.rho, *gates.g)]
-    return Gates(rho=flat[0], g=tuple(flat[1:]))
+    return torch.stack([gate.float().flatten(0, 1) for gate in (gates.rho, *gates.g)])
