@@ -46,9 +46,7 @@ from uat.nn.kernels.triton_parts import (
 from uat.nn.kernels.triton_step import rounding
 from uat.nn.kernels.whole import projections, room
 
-ROWS, WARPS = 64, 4
-"""Rows that a program serves, and its warps."""
-SPLITS, PROJECT_SPLITS = 48, 64
+SPLITS, PROJECT_SPLITS = 24, 32
 """Programs that share the rows of a weight's gradient, and of those of projections."""
 LAID = 1024
 """Numbers that a program copies when matrices are laid side by side."""
@@ -74,6 +72,14 @@ class Weights(NamedTuple):
     b1: Tensor
     w2: Tensor
     b2: Tensor
+
+
+class Program(NamedTuple):
+    """Rows that a program of `_rows` serves, and its warps on the way forwards and back."""
+
+    rows: int
+    warps: int
+    warps_back: int
 
 
 class Kept(NamedTuple):
@@ -143,7 +149,8 @@ class FusedBlocks(torch.autograd.Function):
         norms, each = rest[: 2 * count], len(Kept._fields)
         kept = [Kept(*rest[at : at + each]) for at in range(2 * count, len(rest), each)]
         (rows, d), f, gated = kept[0].x.shape, kept[0].hidden.shape[1], gates is not None
-        programs, tile = shares(rows, ROWS), tile_of(precision)
+        program, tile = _program(precision, dx.device), tile_of(precision)
+        programs = shares(rows, program.rows)
         norm_parts = dx.new_empty(programs, count, 4 * d)
         pair_sizes = [(d, f), (f, d), (d, d)]
         outer_parts = dx.new_empty(min(SPLITS, shares(rows, tile.rows)), count, sum(m * k + m for m, k in pair_sizes))
@@ -151,7 +158,6 @@ class FusedBlocks(torch.autograd.Function):
         project_parts = dx.new_empty(min(PROJECT_SPLITS, shares(rows, tile.rows)), count, project_total)
         dgates = None if gates is None else torch.empty_like(gates)
         attention = _attention(ctx.shape, d, ctx.heads, ctx.drop, precision)
-        large = large_products(dx.device) and precision == "half"
         dx, dqkv, dx1 = dx.contiguous(), dx, dx
         for above in reversed(range(count + 1)):  # from the attention of the block above to that of the one below
             below, here, there = above - 1, min(above, count - 1), max(above - 1, 0)
@@ -167,9 +173,10 @@ class FusedBlocks(torch.autograd.Function):
                 dx, dqkv, up.x, up.y, dx1, norms[2 * here], laid[here], *told,
                 low.x1, low.hidden, norms[2 * there + 1], laid[there], seed, peak,
                 e2, dhidden, to_x1, e1, dh, to_x, norm_parts, rows, SITES * below, above, below,
-                D=d, F=f, SQUARES=_squares(gated), PARTS=count * 4 * d, ROWS=ROWS, DROP=ctx.drop, MIX=below >= 0,
-                PROJECT=above < count, UTILITY=gated, TOP=gated and above == count - 1, ENLARGED=told[0].dtype == torch.float16,
-                STAGES=_stages(d, precision), PRECISION=precision, num_warps=WARPS if large else 2 * WARPS,
+                D=d, F=f, SQUARES=_squares(gated), PARTS=count * 4 * d, ROWS=program.rows, DROP=ctx.drop,
+                MIX=below >= 0, PROJECT=above < count, UTILITY=gated, TOP=gated and above == count - 1,
+                ENLARGED=told[0].dtype == torch.float16, STAGES=_stages(d, precision), PRECISION=precision,
+                num_warps=program.warps_back,
             )  # fmt: skip
             dx = to_x
             if below < 0:
@@ -217,11 +224,12 @@ def _launch_rows(
         out = torch.empty_like(x)
     old, new, w, w_new = kept[before], kept[here], weights[before], weights[here]
     rho, g = (x, x) if gates is None else (gates[0], gates[1 + here])
-    cast(Any, _rows)[(shares(rows, ROWS),)](
+    program = _program(precision, x.device)
+    cast(Any, _rows)[(shares(rows, program.rows),)](
         x, old.h, laid[before], w.out_b, w.ff_norm_w, w.ff_norm_b, w.b1, w.b2, seed, old.x1, old.y1, old.hidden, out,
         w_new.norm_w, w_new.norm_b, laid[here], rho, g, new.y, new.qkv, rows, SITES * before,
-        D=d, F=f, SQUARES=_squares(gated), ROWS=ROWS, DROP=drop, MIX=mix, PROJECT=project, UTILITY=gated,
-        STAGES=_stages(d, precision), PRECISION=precision, num_warps=WARPS,
+        D=d, F=f, SQUARES=_squares(gated), ROWS=program.rows, DROP=drop, MIX=mix, PROJECT=project, UTILITY=gated,
+        STAGES=_stages(d, precision), PRECISION=precision, num_warps=program.warps,
     )  # fmt: skip
     return out
 
@@ -237,6 +245,12 @@ def _attention(shape: tuple[int, int], d: int, heads: int, drop: float, precisio
     steps = room(shape[1])
     sizes = {"D": d, "H": heads, "E": size, "ROOM": steps, "SCALE": size**-0.5}
     return {**sizes, "DROP": drop, "PRECISION": precision, "num_warps": 4 if steps <= 64 else 8}
+
+
+def _program(precision: str, device: torch.device) -> Program:
+    """Fewer rows where each product is three, and more warps where instructions for large ones are missing: else there
+    are too few registers."""
+    return Program(64, 4, 4 if large_products(device) else 8) if precision == "half" else Program(32, 8, 8)
 
 
 def _stages(d: int, precision: str) -> int:
@@ -311,19 +325,27 @@ def _rows(
         out_w = mix_ptr + (SQUARES - 1) * D * D
         up = out_w + D * D
         h = tl.load(h_ptr + here, mask=live, other=0.0)
-        w_out = tl.load(out_w + d[None, :] * D + d[:, None])  # all weights are asked for at once
-        w_up, w_down = tl.load(up + f[None, :] * D + d[:, None]), tl.load(up + D * F + d[None, :] * F + f[:, None])
-        change = times_loaded(h, w_out, PRECISION) + tl.load(out_b + d)[None, :]
+        if PRECISION == "half":  # all weights are asked for at once; there are no registers for larger ones
+            w_out, w_up = tl.load(out_w + d[None, :] * D + d[:, None]), tl.load(up + f[None, :] * D + d[:, None])
+            w_down = tl.load(up + D * F + d[None, :] * F + f[:, None])
+            change = times_loaded(h, w_out, PRECISION)
+        else:
+            change = times(h, out_w, d, d, D, PRECISION)
+        change += tl.load(out_b + d)[None, :]
         if DROP > 0:
             change = dropped(change, seed_ptr, here, site + 1, DROP)
         x += change
         tl.store(x1_ptr + here, x, mask=live)
         y1 = rounded(norm_rows(x, ff_norm_w, ff_norm_b, d, D), PRECISION)
         tl.store(y1_ptr + here, y1, mask=live)
-        hidden = times_loaded(y1, w_up, PRECISION) + tl.load(b1_ptr + f)[None, :]
-        hidden = rounded(tl.maximum(hidden, 0.0), PRECISION)
+        hidden = times_loaded(y1, w_up, PRECISION) if PRECISION == "half" else times(y1, up, f, d, D, PRECISION)
+        hidden = rounded(tl.maximum(hidden + tl.load(b1_ptr + f)[None, :], 0.0), PRECISION)
         tl.store(hidden_ptr + n[:, None] * F + f[None, :], hidden, mask=live)
-        change = times_loaded(hidden, w_down, PRECISION) + tl.load(b2_ptr + d)[None, :]
+        if PRECISION == "half":
+            change = times_loaded(hidden, w_down, PRECISION)
+        else:
+            change = times(hidden, up + D * F, d, f, F, PRECISION)
+        change += tl.load(b2_ptr + d)[None, :]
         if DROP > 0:
             change = dropped(change, seed_ptr, here, site + 2, DROP)
         x += change
@@ -398,19 +420,28 @@ def _rows_backward(
         # e2 and e1 are the gradients of what was added to the residual stream, before it was dropped
         out_w = mix_ptr + total + (SQUARES - 1) * D * D
         up = out_w + D * D
-        x1 = tl.load(x1_ptr + here, mask=live, other=0.0)
-        hidden = tl.load(hidden_ptr + n[:, None] * F + f[None, :], mask=live, other=0.0)
-        w_down, w_up = tl.load(up + D * F + f[None, :] * D + d[:, None]), tl.load(up + d[None, :] * F + f[:, None])
-        w_out = tl.load(out_w + d[None, :] * D + d[:, None])
+        if PRECISION == "half":
+            x1 = tl.load(x1_ptr + here, mask=live, other=0.0)
+            hidden = tl.load(hidden_ptr + n[:, None] * F + f[None, :], mask=live, other=0.0)
+            w_down, w_up = tl.load(up + D * F + f[None, :] * D + d[:, None]), tl.load(up + d[None, :] * F + f[:, None])
+            w_out = tl.load(out_w + d[None, :] * D + d[:, None])
         e2 = d2
         if DROP > 0:
             e2 = dropped(d2, seed_ptr, here, site + 2, DROP)
         e2 = rounded(e2 * large, PRECISION)
         tl.store(e2_ptr + here, e2, mask=live)
-        dhidden = times_loaded(e2, w_down, PRECISION)
+        if PRECISION == "half":
+            dhidden = times_loaded(e2, w_down, PRECISION)
+        else:
+            dhidden = times(e2, up + D * F, f, d, D, PRECISION)
+            hidden = tl.load(hidden_ptr + n[:, None] * F + f[None, :], mask=live, other=0.0)
         dhidden = rounded(tl.where(hidden > 0, dhidden, 0.0), PRECISION)
         tl.store(dhidden_ptr + n[:, None] * F + f[None, :], dhidden, mask=live)
-        dy = times_loaded(dhidden, w_up, PRECISION) / large
+        if PRECISION == "half":
+            dy = times_loaded(dhidden, w_up, PRECISION) / large
+        else:
+            dy = times(dhidden, up, d, f, F, PRECISION)
+            x1 = tl.load(x1_ptr + here, mask=live, other=0.0)
         z, scale = standardised(x1, D)
         d2 += norm_backward(dy, z, scale, tl.load(ff_norm_w + d), parts_ptr + 4 * below * D, d, D)
         tl.store(dx1_ptr + here, d2, mask=live)
@@ -419,7 +450,8 @@ def _rows_backward(
             e1 = dropped(d2, seed_ptr, here, site + 1, DROP)
         e1 = rounded(e1 * large, PRECISION)
         tl.store(e1_ptr + here, e1, mask=live)
-        tl.store(dh_ptr + here, rounded(times_loaded(e1, w_out, PRECISION), PRECISION), mask=live)
+        dh = times_loaded(e1, w_out, PRECISION) if PRECISION == "half" else times(e1, out_w, d, d, D, PRECISION)
+        tl.store(dh_ptr + here, rounded(dh, PRECISION), mask=live)
     else:
         tl.store(dx_ptr + here, d2, mask=live)
 

@@ -290,7 +290,7 @@ def told(utility: UtilityGates, step: Step, ubar_BU: Tensor | None, cache: KVCac
 
 @triton.jit
 def _look(
-    q_i, keys_ptr, values_ptr, begin, start, across, stream_i, steps_i, top, mass, mixed, S,
+    q_i, keys_ptr, values_ptr, begin, across, stream_i, steps_i, top, mass, mixed, S,
     D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, REAL: tl.constexpr, SEATS: tl.constexpr, CHUNK: tl.constexpr,
     STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -300,7 +300,7 @@ def _look(
     for r in tl.range(0, REAL, num_stages=STAGES):
         its = stream_i == r
         there = s < tl.max(tl.where(its, steps_i, 0), 0)
-        past = (start + r).to(tl.int64) * H * S * E + across
+        past = r * H * S * E + across
         k_DS = tl.load(keys_ptr + past[:, None] + s[None, :] * E, mask=there[None, :], other=0.0)
         logits = tl.where(its[:, None] & there[None, :], times_loaded(q_i, k_DS, PRECISION), logits)
     higher = tl.maximum(top, tl.max(logits, 1))
@@ -310,7 +310,7 @@ def _look(
     for r in tl.range(0, REAL, num_stages=STAGES):
         its = stream_i == r
         there = s < tl.max(tl.where(its, steps_i, 0), 0)
-        past = (start + r).to(tl.int64) * H * S * E + across
+        past = r * H * S * E + across
         v_SD = tl.load(values_ptr + past[None, :] + s[:, None] * E, mask=there[:, None], other=0.0)
         mixed += times_loaded(tl.where(its[:, None], weight, 0.0), v_SD, PRECISION)
     return higher, mass, mixed
@@ -381,10 +381,11 @@ def think(
     seat = (stream_i[:, None] == row[None, :]).to(tl.float32)
     unseat = (stream_i[None, :] == row[:, None]).to(tl.float32)
     across = (d // E) * S * E + d % E
-    cell = stream.to(tl.int64)[:, None] * H * S * E + across[None, :] + length[:, None] * E
+    cell = row[:, None] * H * S * E + across[None, :] + length[:, None] * E
     square = d[None, :] * D + d[:, None]
 
-    w, vectors = matrices_ptr, vectors_ptr
+    w, vectors, all_keys = matrices_ptr, vectors_ptr, tl.cast(KV, tl.int64)
+    keys_ptr = kv_ptr + tl.cast(start, tl.int64) * H * S * E  # of these streams: places among them fit 32 bits
     for layer in tl.range(0, L, num_stages=1):
         # small things are asked for early: a wait for each of them would cost as much as a product
         rest = w + 3 * D * D
@@ -416,8 +417,7 @@ def think(
         w_out = tl.load(rest + square)
 
         # attention: this step's own key and value first, then the past
-        keys_ptr = kv_ptr + layer * 2 * KV
-        values_ptr = keys_ptr + KV
+        values_ptr = keys_ptr + all_keys
         tl.store(keys_ptr + cell, rounded(k, PRECISION), mask=alive)
         tl.store(values_ptr + cell, rounded(v, PRECISION), mask=alive)
         q_i = tl.where(mine, times_loaded(seat, q * SCALE, PRECISION), 0.0)
@@ -426,14 +426,14 @@ def think(
         mass = tl.full((SEATS,), 1.0, tl.float32)
         if SINGLE:
             top, mass, mixed = _look(
-                q_i, keys_ptr, values_ptr, 0, start, across, stream_i, steps_i, top, mass, mixed,
+                q_i, keys_ptr, values_ptr, 0, across, stream_i, steps_i, top, mass, mixed,
                 S, D, H, E, REAL, SEATS, CHUNK, STAGES, PRECISION,
             )  # fmt: skip
         else:
             begin = most * 0
             while begin < most:
                 top, mass, mixed = _look(
-                    q_i, keys_ptr, values_ptr, begin, start, across, stream_i, steps_i, top, mass, mixed,
+                    q_i, keys_ptr, values_ptr, begin, across, stream_i, steps_i, top, mass, mixed,
                     S, D, H, E, REAL, SEATS, CHUNK, 1, PRECISION,
                 )  # fmt: skip
                 begin += CHUNK
@@ -449,6 +449,7 @@ def think(
             hidden += tl.sum(tl.where((blocks == part)[:, None], up_b, 0.0), 0)[None, :]
             change += times_loaded(tl.maximum(hidden, 0.0), tl.load(down + d[None, :] * F + f[:, None]), PRECISION)
         x += change + down_b[None, :]
+        keys_ptr += 2 * all_keys
         w = down + D * F
         vectors += 6 * D + F
     return norm_rows(x, last_w, last_b, d, D)
