@@ -23,7 +23,7 @@ from uat.bench.losses import PATHS, Loss, unfit
 from uat.bench.peers import MOST, PEERS, load
 from uat.bench.recompute import Recomputing
 from uat.bench.report import case_rows, tables
-from uat.bench.run import Result, bench
+from uat.bench.run import Result, Running, bench
 from uat.bench.steps import Stepping, tensors
 from uat.bench.timing import Call, Row, measure, numpy_obeys, quantile, quiet, threads
 from uat.cli import main
@@ -49,6 +49,19 @@ def row(path: str, value: float, **other: Any) -> Row:
 
 
 # ---------------------------------------------------------------- the command
+
+
+def test_what_was_measured_before_a_kill_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A case at a time, so that a run that is cut short loses one."""
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Running, "_together", killed)
+    rows = tmp_path / "rows.json"
+    with pytest.raises(KeyboardInterrupt):
+        plain_main([*QUICKLY[1:], "--methods", "vanilla", "--cases", "rollout", "together", "--out", str(rows)])
+    assert {row["case"] for row in json.loads(rows.read_text())["rows"]} == {"rollout"}
 
 
 @pytest.mark.usefixtures("no_peers")

@@ -46,7 +46,7 @@ class Compiler:
         values = dict(zip((p.name for p in kernel.params), args, strict=False)) | given
         signature: dict[str, Any] = {}
         constants: dict[tuple[int], Any] = {}
-        even: dict[tuple[int], Any] = {}
+        even: dict[tuple[int, ...], Any] = {}
         for index, parameter in enumerate(kernel.params):
             value = values[parameter.name]
             signature[parameter.name] = kind = "constexpr" if parameter.is_constexpr else self.type_of(value)

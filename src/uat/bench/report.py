@@ -21,6 +21,7 @@ from uat.bench.plot import draw, need_matplotlib
 from uat.bench.run import Result, bench
 from uat.bench.timing import Row
 from uat.evaluation.tables import columns
+from uat.runs import write_atomically
 from uat.training.surroundings import pick_device
 
 BASELINES = ("recompute", "cached", "whole")
@@ -31,17 +32,23 @@ LIBRARIES = ("numpy", "transformers", "d3rlpy")
 
 
 def report(options: Bench) -> None:
-    """Measure, write what was asked for, and print: data to stdout, progress to stderr."""
+    """Measure, write what was asked for, and print: data to stdout, progress to stderr. The file is written after each
+    case: a run that is cut short loses one."""
     if options.plot is not None:
         need_matplotlib()
-    result = bench(options, say=lambda line: print(line, file=sys.stderr, flush=True))
-    text = json.dumps(document(options, result), indent=1)
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(text + "\n", encoding="utf-8")
+
+    def keep(so_far: Result) -> None:
+        if options.out is not None:
+            write_atomically(options.out, (_text(options, so_far) + "\n").encode())
+
+    result = bench(options, say=lambda line: print(line, file=sys.stderr, flush=True), keep=keep)
     if options.plot is not None:
         draw(result.rows, options.plot)
-    print(text if options.json else tables(result))
+    print(_text(options, result) if options.json else tables(result))
+
+
+def _text(options: Bench, result: Result) -> str:
+    return json.dumps(document(options, result), indent=1)
 
 
 def document(options: Bench, result: Result) -> dict[str, Any]:

@@ -31,14 +31,17 @@ class Result:
     """Paths that could not be measured, why, and in which cases."""
 
 
-def bench(options: Bench, say: Callable[[str], None] = lambda line: None) -> Result:
-    """Measure; `say` hears a line whenever something has been measured."""
-    return Running(options, say).run()
+def bench(
+    options: Bench, say: Callable[[str], None] = lambda line: None, keep: Callable[[Result], None] = lambda result: None
+) -> Result:
+    """Measure; `say` hears a line whenever something has been measured, `keep` is given what there is after each
+    case."""
+    return Running(options, say, keep).run()
 
 
 class Running:
-    def __init__(self, options: Bench, say: Callable[[str], None]) -> None:
-        self.options, self.say, self.device = options, say, pick_device(options.device)
+    def __init__(self, options: Bench, say: Callable[[str], None], keep: Callable[[Result], None]) -> None:
+        self.options, self.say, self.keep, self.device = options, say, keep, pick_device(options.device)
         if options.precision != "fp32" and self.device.type != "cuda":
             raise ValueError(f"precision {options.precision!r} is for CUDA; use precision 'fp32' on a CPU")
         self.sizes = QUICK if options.quick else FULL
@@ -59,6 +62,7 @@ class Running:
                         self._apart(case)
                     case _:
                         self._training(case)
+            self.keep(self.result)
         return self.result
 
     # ------------------------------------------------------------ cases
