@@ -394,7 +394,8 @@ class Simulator(Protocol[World]):
 
     A simulator may also say `told(world)`: of the step that led to this world, the action and the reward that a
     policy is told of, (B, ...) and (B,), where these are not what happened. And where `plays_inside` is true it offers
-    `inside(noise)`: the same episodes for a policy that plays them in one launch.
+    `inside(noise)`: the same episodes for a policy of the same spec that plays them in one launch; all actions are
+    allowed there, and policies are told what happened.
     """
 
     spec: Spec

@@ -16,8 +16,9 @@ from uat.acting import rollout
 from uat.domains.darkroom.world import DarkRoomConfig, DarkRoomSimulator
 from uat.methods import METHODS
 from uat.methods.policy import Policy, TransformerPolicy
+from uat.methods.uat import UAT
 from uat.noise import gumbel
-from uat.types import Noise, Trajectory
+from uat.types import Noise, Step, Trajectory
 
 DEVICE = "cuda" if CUDA else "cpu"
 SMALL = {"d_model": 32, "num_heads": 2, "num_layers": 2, "d_ff": 64, "dropout": 0.0}
@@ -92,6 +93,71 @@ def test_only_a_fused_policy_in_a_room_that_is_fused_plays_so() -> None:
     other = build("dt", simulator)
     other.fused = True
     assert not other.plays(simulator)
+
+
+def test_a_room_of_another_shape_is_played_step_by_step() -> None:
+    """The kernel counts steps and rewards as the policy knows them."""
+    simulator, longer = room(), room(horizon=8)
+    policy = build("uat", longer)
+    policy.fused = simulator.fused = longer.fused = True
+    assert policy.plays(longer)
+    assert not policy.plays(simulator)
+    noise, drawn = some_noise(simulator, 2)
+    assert rollout(policy, simulator, noise, drawn).action.shape == (2, 6)
+
+
+def test_who_changes_a_room_or_a_step_is_not_played_by_the_kernel_of_another() -> None:
+    class Other(DarkRoomSimulator):
+        def expert(self, world: Any) -> torch.Tensor:
+            return torch.zeros_like(world.position_B)
+
+    class Another(UAT):
+        def decide(self, *args: Any, **named: Any) -> Any:
+            return super().decide(*args, **named)
+
+    simulator = room()
+    policy, other = build("uat", simulator), Other(simulator.config, DEVICE)
+    assert isinstance(policy, UAT)
+    another = Another(simulator.spec, policy.config)
+    policy.fused = another.fused = simulator.fused = other.fused = True
+    assert policy.plays(simulator)
+    assert not policy.plays(other)
+    assert not another.plays(simulator)
+
+
+def test_noise_may_lie_in_any_order() -> None:
+    simulator = room()
+    policy = build("uat", simulator)
+    noise, drawn = some_noise(simulator, 4)
+    policy.fused = simulator.fused = True
+    expected = rollout(policy, simulator, noise, drawn)
+    turned = {name: value.t().contiguous().t() for name, value in noise.items()}
+    found = rollout(policy, simulator, turned, drawn.transpose(0, 2).contiguous().transpose(0, 2))
+    assert torch.equal(expected.action, found.action)
+    assert torch.equal(expected.obs, found.obs)
+
+
+@pytest.mark.parametrize("method", ["uat", "vanilla"])
+def test_in_half_precision_they_are_those_of_the_fused_step(method: str) -> None:
+    simulator = room()
+    policy = build(method, simulator)
+    noise, drawn = some_noise(simulator, 5)
+    policy.fused = simulator.fused = True
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        whole = rollout(policy, simulator, noise, drawn)
+        state, logits = policy.init_state(5, 6, DEVICE), []
+        for t in range(6):
+            told = {"prev_action": whole.action[:, t - 1], "prev_reward": whole.reward[:, t - 1]}
+            if t == 0:
+                told = {"prev_action": torch.full_like(whole.action[:, 0], -1), "prev_reward": whole.reward[:, 0] * 0}
+            first = torch.full_like(whole.done[:, 0], t == 0)
+            now, state = policy.step(state, Step(obs=whole.obs[:, t], first=first, **told))
+            logits.append(now)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    assert torch.equal((torch.stack(logits, 1) + drawn).argmax(-1), whole.action)
 
 
 def test_whoever_plays_decides_step_by_step_in_the_same_class() -> None:

@@ -274,6 +274,8 @@ def test_wide_gates_take_the_slow_step_and_wide_blocks_without_them_do_not() -> 
     wide = build("uat", d_model=128, num_heads=4)
     assert "d_model of at most 64, and it is 128" in (unfit(wide.backbone, wide.gates) or "")
     assert unfit(wide.backbone, None) is None
+    wider = build("vanilla", d_model=256, num_heads=4)
+    assert "from 16 to 128, and d_model is 256" in (unfit(wider.backbone, None) or "")
 
 
 def test_doubles_take_the_slow_step() -> None:

@@ -23,6 +23,7 @@ from uat.nn.kernels import triton_outer
 from uat.nn.kernels.triton_dropout import fused_dropout
 from uat.nn.kernels.triton_outer import added
 from uat.nn.kernels.triton_parts import dropped
+from uat.nn.kernels.triton_train import fused_attend
 from uat.types import Batch, Discrete, Spec, Vector
 
 DEVICE = "cuda" if CUDA else "cpu"
@@ -83,6 +84,20 @@ def check(policy: TransformerPolicy, batch: Batch, tolerance: float) -> None:
 )
 def test_the_fused_pass_gives_outputs_and_gradients_of_the_slow_one(method: str, episodes: int, steps: int) -> None:
     check(build(method, SMALL, 20), some_batch(episodes, steps), 1e-4)
+
+
+def test_a_pass_without_gates_leaves_those_of_a_gated_backbone_alone() -> None:
+    policy = build("uat", SMALL, 20)
+    x_BTD, found = torch.randn(2, 5, 32, device=DEVICE), []
+    for attend in (policy.backbone.attend, lambda x: fused_attend(policy.backbone, x)):
+        policy.zero_grad()
+        h_BTD = attend(x_BTD)
+        h_BTD.square().sum().backward()
+        found.append((h_BTD.detach(), {n: p.grad for n, p in policy.backbone.named_parameters() if p.grad is not None}))
+    (slow, slow_grads), (fast, fast_grads) = found
+    torch.testing.assert_close(slow, fast, rtol=1e-4, atol=1e-4)
+    for name, grad in slow_grads.items():
+        torch.testing.assert_close(grad, fast_grads[name], rtol=1e-3, atol=1e-3 * float(grad.abs().max()), msg=name)
 
 
 @pytest.mark.parametrize(("method", "width"), [("uat", 4), ("uat", 20), ("uat-linear", 4)])

@@ -3,7 +3,7 @@
 recompute   the slow twin: the whole history at each step, launch by launch
 cached      keys and values are kept, launch by launch
 graph       cached, captured as CUDA graphs
-fast        the fused step; on CUDA captured as well
+fast        the fused step, or a rollout in one launch; on CUDA captured as well
 """
 
 from __future__ import annotations

@@ -199,9 +199,12 @@ class TransformerPolicy(Policy):
         self.backbone.beside = policies
 
     def plays(self, simulator: Any) -> bool:
-        """Where the step is fused and the worlds offer to be played inside."""
-        able = type(self).play is not Policy.play and self.fused and kernels.plays(self.backbone, self.head, self.spec)
-        return able and getattr(simulator, "plays_inside", False)
+        """Where the step is fused, the worlds offer to be played inside, and both are of one shape. A class with a step
+        of its own is not played by the kernel of another."""
+        if not self.fused or not getattr(simulator, "plays_inside", False) or simulator.spec != self.spec:
+            return False
+        owners = {_owner(type(self), name) for name in ("play", "step", "decide", "init_state")}
+        return len(owners) == 1 and kernels.plays(self.backbone, self.head, self.spec)
 
     def _play(self, cache: KVCache, simulator: Any, noise: Noise, gumbel_BTA: Tensor | None) -> Trajectory:
         world = simulator.inside(noise)
@@ -217,3 +220,8 @@ class TransformerPolicy(Policy):
         reason = kernels.unfit_pass(self.backbone, self.gates, self.tokens_per_step * self.spec.horizon)
         self.fused_pass = reason is None
         return reason
+
+
+def _owner(kind: type, name: str) -> type:
+    """The class that a method comes from."""
+    return next(base for base in kind.__mro__ if name in vars(base))

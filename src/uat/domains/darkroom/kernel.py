@@ -82,7 +82,7 @@ def inside(simulator: DarkRoomSimulator, noise: Noise) -> Inside:
 
     tables = (grid.next_AC, grid.reward_ACG, grid.obs_2CGO, grid.expert_2CG)
     noted = (position_BT, reward_BT, obs_BTO, target_BT)
-    drawn = (goal_BT, world.fires_BT, world.coin_BT)
+    drawn = (goal_BT, world.fires_BT.contiguous(), world.coin_BT.contiguous())
     sizes = (grid.walls_CO.shape[0], obs_BTO.shape[-1])
     return Inside(_look, _move_on, (*tables, *noted, *drawn, *sizes), trajectory)
 

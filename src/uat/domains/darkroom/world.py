@@ -198,8 +198,8 @@ class DarkRoomSimulator:
 
     @property
     def plays_inside(self) -> bool:
-        """Whether policies may play `inside` their own kernel."""
-        return self.fused
+        """Whether policies may play `inside` their own kernel, which knows this class's rules alone."""
+        return self.fused and type(self) is DarkRoomSimulator
 
     def inside(self, noise: Noise) -> Inside:
         from uat.domains.darkroom.kernel import inside

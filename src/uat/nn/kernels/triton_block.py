@@ -1,6 +1,7 @@
 """All Transformer blocks forwards and backwards in a few launches (Triton).
 
-The slow twin is `Block.forward`, block after block; tests hold outputs and all gradients equal. There are two kernels:
+The slow twin is `Block.forward`, block after block; tests hold outputs and all gradients equal. Forwards there are two
+kernels, beside `_lay`, which copies the weights:
 
   _attend     h = softmax(q k^T / √E) v, causal, an episode and a head at a time
   _rows       what is done to each row on its own, from one attention to the next:
@@ -104,15 +105,19 @@ def fused_blocks(
     peak: the largest gradient of what the last block gives, written before the way back comes here."""
     first = blocks[0].attention
     drop = first.dropout if blocks[0].training else 0.0
-    weights = [weight for block in blocks for weight in _weights(block)]
+    weights = [weight for block in blocks for weight in _weights(block, gated=gates is not None)]
     return cast(Tensor, FusedBlocks.apply(x_ND, gates, seed, peak, shape, first.num_heads, drop, *weights))
 
 
-def _weights(block: Block) -> Weights:
+def _weights(block: Block, *, gated: bool) -> Weights:
+    """Without gates those of the plain projections alone."""
     a, (ff1, _, ff2) = block.attention, block.ff
     norm, ff_norm = block.attention_norm, block.ff_norm
+    project, u = projections(a.project)
+    if not gated:
+        project, u = project[: 3 * project.shape[1]], None
     tensors = (
-        norm.weight, norm.bias, *projections(a.project), a.out.weight, a.out.bias, ff_norm.weight, ff_norm.bias,
+        norm.weight, norm.bias, project, u, a.out.weight, a.out.bias, ff_norm.weight, ff_norm.bias,
         ff1.weight, ff1.bias, ff2.weight, ff2.bias,
     )  # fmt: skip
     return Weights(*cast("tuple[Any, ...]", tensors))
@@ -158,7 +163,8 @@ class FusedBlocks(torch.autograd.Function):
         project_parts = dx.new_empty(min(PROJECT_SPLITS, shares(rows, tile.rows)), count, project_total)
         dgates = None if gates is None else torch.empty_like(gates)
         attention = _attention(ctx.shape, d, ctx.heads, ctx.drop, precision)
-        dx, dqkv, dx1 = dx.contiguous(), dx, dx
+        dx = dx.contiguous()
+        dqkv, dx1 = dx, dx  # not read where there is no block above
         for above in reversed(range(count + 1)):  # from the attention of the block above to that of the one below
             below, here, there = above - 1, min(above, count - 1), max(above - 1, 0)
             up, low = kept[here], kept[there]

@@ -1,7 +1,7 @@
 """From feedback to all gates forwards and backwards, an episode at a time (Triton).
 
 The slow twin is `UtilityGates.forward`; tests hold outputs and gradients equal. Nothing is kept but actions and
-rewards: the way back works everything out again. Each program writes its share of the weights' gradients; torch adds
+rewards: the way back works everything out again. Each program writes its share of the weights' gradients; `added` adds
 them up.
 
 Shapes: B episodes, T steps, D width, L layers, U utility width, J width of an action's embedding, A actions.

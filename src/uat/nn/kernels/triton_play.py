@@ -59,13 +59,14 @@ def fused_play(
     """The actions (B, T) of one episode in each world; all else the world has written down."""
     streams, steps, positions = len(cache.length_B), spec.horizon, backbone.positions
     action_BT = torch.empty(streams, steps, dtype=torch.long, device=positions.device)
-    nothing = Step(
+    nothing = Step(  # the kernel makes its own: of a step only the widths count here
         obs=positions.new_empty(0, cast(Vector, spec.obs).width),
         prev_action=action_BT[:, 0],
         prev_reward=positions.new_empty(0),
         first=positions.new_empty(0, dtype=torch.bool),
     )
     heard = {} if utility is None else told(utility, nothing, positions, cache)
+    gumbel_BTA = None if gumbel_BTA is None else gumbel_BTA.contiguous()
     real = served(streams, backbone.config.num_heads, backbone.beside)
     given = arguments(backbone, cache, observed(backbone, nothing.obs), heard, head, real, gumbel_BTA)
     unused = ("obs_ptr", "action_ptr", "reward_ptr", "ubar_ptr", "UBAR")

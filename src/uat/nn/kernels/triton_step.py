@@ -50,7 +50,7 @@ WIDEST = 128
 
 
 class Packed(NamedTuple):
-    """Weights as `_step` reads them: of all layers side by side, and of what makes gates."""
+    """Weights as `_step` and `_play` read them: of all layers side by side, and of what makes gates."""
 
     matrices: Tensor
     """In the type that products take, which is that of keys and values as well."""
@@ -62,9 +62,9 @@ class Packed(NamedTuple):
 def unfit(backbone: Transformer, utility: UtilityGates | None) -> str | None:
     """Why this policy cannot take the fused step; None if it can."""
     c = backbone.config
-    for name, size in (("d_model", c.d_model), ("d_ff", c.d_ff)):
-        if size & (size - 1) or not 16 <= size <= 256:
-            return f"it takes powers of two from 16 to 256, and {name} is {size}"
+    for name, size, most in (("d_model", c.d_model, 128), ("d_ff", c.d_ff, 256)):  # more does not fit shared memory
+        if size & (size - 1) or not 16 <= size <= most:
+            return f"it takes powers of two from 16 to {most}, and {name} is {size}"
     widths = (
         {}
         if utility is None
