@@ -20,6 +20,7 @@ from uat.bench.steps import plain
 from uat.methods import METHODS
 from uat.methods.policy import TransformerPolicy
 from uat.nn.cache import KVCache
+from uat.nn.kernels import triton_step
 from uat.nn.kernels.triton_step import ROWS, WIDEST, served, unfit
 from uat.nn.kernels.whole import room
 from uat.types import Assets, Discrete, Items, Spec, Step, Vector, Weights
@@ -29,9 +30,18 @@ SPEC = Spec(obs=Vector(5), action=Discrete(4), horizon=1000)
 SMALL = {"d_model": 32, "num_heads": 2, "num_layers": 2, "d_ff": 64, "dropout": 0.0}
 FULL = {"d_model": 64, "num_heads": 4, "num_layers": 3, "d_ff": 128, "dropout": 0.0}
 POISON = 1e18
+LONG = 70 if CUDA else 20
+"""More steps than are read at a time."""
 FUSED = [
     name for name, m in METHODS.items() if issubclass(m.policy, TransformerPolicy)
 ]  # every method on the shared backbone
+
+
+@pytest.fixture(autouse=True)
+def _short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter is slow: there a past of twenty steps is long."""
+    if not CUDA:
+        monkeypatch.setattr(triton_step, "CHUNK", 16)
 
 
 def build(method: str, spec: Spec = SPEC, **sizes: int | float) -> TransformerPolicy:
@@ -98,7 +108,7 @@ def worst_difference(policy: TransformerPolicy, streams: int, steps: int) -> flo
 
 @pytest.mark.parametrize(
     ("method", "streams", "steps"),
-    [*((m, *size) for m in ("uat", "vanilla") for size in [(1, 70), (3, 4)]), *((m, 3, 3) for m in FUSED)],
+    [*((m, *size) for m in ("uat", "vanilla") for size in [(1, LONG), (3, 4)]), *((m, 3, 3) for m in FUSED)],
 )
 def test_fused_step_equals_the_slow_one(method: str, streams: int, steps: int) -> None:
     assert worst_difference(build(method), streams, steps) < 1e-5
@@ -115,13 +125,13 @@ def tf32_allowed() -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-@pytest.mark.parametrize("method", FUSED)
+@pytest.mark.parametrize("method", ["uat", "vanilla", "uat-no-q", "dt"])
 def test_where_tf32_is_allowed_the_layers_are_rounded_to_half_precision(method: str) -> None:
     """As far off as rounding to eleven bits makes it, not exact; keys and values are kept rounded."""
     policy = build(method)
     with tf32_allowed():
         assert cache_of(open_fused(policy, 1, 1)).kv_L2BHSE.dtype == torch.float16
-        assert 1e-6 < worst_difference(policy, 3, 4) < 5e-3
+        assert 1e-6 < worst_difference(policy, 2, 3) < 5e-3
 
 
 def test_a_memory_filled_by_the_fused_step_can_be_made_plain_for_the_slow_one() -> None:
@@ -141,7 +151,7 @@ def test_what_adapts_while_acting_opens_plain_memories_beside_a_fused_learner(me
     assert (cache.kv_L2BHSE.dtype, cache.packed) == (torch.float32, None)
 
 
-@pytest.mark.parametrize(("streams", "steps"), [(2, 67), (19, 2)])
+@pytest.mark.parametrize(("streams", "steps"), [(2, LONG - 3), (19, 2)])
 def test_the_same_for_a_long_past_and_for_several_streams_in_a_program(streams: int, steps: int) -> None:
     policy = build("uat")
     policy.share_device(44)
@@ -298,7 +308,7 @@ def test_every_kind_of_observation_and_action(spec: Spec, method: str, masked: b
     slow: Any = policy.init_state(3, 4, DEVICE)
     fast = open_fused(policy, 3, 4)
     batch = random_batch(spec, whole=True).to(DEVICE)
-    for t in range(4):
+    for t in range(2):
         allowed = torch.ones(3, spec.action.count, dtype=torch.bool, device=DEVICE)
         allowed[:, 1] = False
         told = {name: getattr(batch, name)[:, t] for name in ("obs", "prev_action", "prev_reward")}
