@@ -34,8 +34,10 @@ from torch import Tensor
 from uat.nn.blocks import Block
 from uat.nn.kernels.triton_outer import Tile, added, outers, tile_of, unpacked
 from uat.nn.kernels.triton_parts import (
-    dropped,
     enlarged,
+    exp2,
+    inverse,
+    kept,
     norm_backward,
     norm_rows,
     rounded,
@@ -339,7 +341,7 @@ def _rows(
             change = times(h, out_w, d, d, D, PRECISION)
         change += tl.load(out_b + d)[None, :]
         if DROP > 0:
-            change = dropped(change, seed_ptr, here, site + 1, DROP)
+            change = tl.where(kept(seed_ptr, n, d, site + 1, DROP), change * (1 / (1 - DROP)), 0.0)
         x += change
         tl.store(x1_ptr + here, x, mask=live)
         y1 = rounded(norm_rows(x, ff_norm_w, ff_norm_b, d, D), PRECISION)
@@ -353,7 +355,7 @@ def _rows(
             change = times(hidden, up + D * F, d, f, F, PRECISION)
         change += tl.load(b2_ptr + d)[None, :]
         if DROP > 0:
-            change = dropped(change, seed_ptr, here, site + 2, DROP)
+            change = tl.where(kept(seed_ptr, n, d, site + 2, DROP), change * (1 / (1 - DROP)), 0.0)
         x += change
         tl.store(x2_ptr + here, x, mask=live)
     if PROJECT:
@@ -386,6 +388,7 @@ def _rows_backward(
     here = n[:, None] * D + d[None, :]
     total: tl.constexpr = SQUARES * D * D + 2 * D * F
     large = enlarged(peak_ptr, PRECISION)
+    small = 1.0 / large
     parts_ptr += tl.program_id(0) * PARTS
     if PROJECT:
         # through the projections, the norm, and what comes along the residual; weights of the next part are under way
@@ -393,7 +396,7 @@ def _rows_backward(
         turned_ptr = project_ptr + total
         dy = tl.zeros((ROWS, D), tl.float32)
         if UTILITY:
-            unit = 1 / large
+            unit = small
             if ENLARGED:
                 unit = 1.0
             y = tl.load(y_ptr + here, mask=live, other=0.0)
@@ -418,7 +421,7 @@ def _rows_backward(
         if UTILITY:
             tl.store(dg_ptr + here, narrowed(dg, ENLARGED), mask=live)
         z, scale = standardised(tl.load(x_ptr + here, mask=live, other=0.0), D)
-        d2 = norm_backward(dy / large, z, scale, tl.load(norm_w + d), parts_ptr + (4 * above + 2) * D, d, D)
+        d2 = norm_backward(dy * small, z, scale, tl.load(norm_w + d), parts_ptr + (4 * above + 2) * D, d, D)
         d2 += tl.load(dres_ptr + here, mask=live, other=0.0)
     else:
         d2 = tl.load(d2_ptr + here, mask=live, other=0.0)
@@ -433,7 +436,7 @@ def _rows_backward(
             w_out = tl.load(out_w + d[None, :] * D + d[:, None])
         e2 = d2
         if DROP > 0:
-            e2 = dropped(d2, seed_ptr, here, site + 2, DROP)
+            e2 = tl.where(kept(seed_ptr, n, d, site + 2, DROP), d2 * (1 / (1 - DROP)), 0.0)
         e2 = rounded(e2 * large, PRECISION)
         tl.store(e2_ptr + here, e2, mask=live)
         if PRECISION == "half":
@@ -444,7 +447,7 @@ def _rows_backward(
         dhidden = rounded(tl.where(hidden > 0, dhidden, 0.0), PRECISION)
         tl.store(dhidden_ptr + n[:, None] * F + f[None, :], dhidden, mask=live)
         if PRECISION == "half":
-            dy = times_loaded(dhidden, w_up, PRECISION) / large
+            dy = times_loaded(dhidden, w_up, PRECISION) * small
         else:
             dy = times(dhidden, up, d, f, F, PRECISION)
             x1 = tl.load(x1_ptr + here, mask=live, other=0.0)
@@ -453,7 +456,7 @@ def _rows_backward(
         tl.store(dx1_ptr + here, d2, mask=live)
         e1 = d2
         if DROP > 0:
-            e1 = dropped(d2, seed_ptr, here, site + 1, DROP)
+            e1 = tl.where(kept(seed_ptr, n, d, site + 1, DROP), d2 * (1 / (1 - DROP)), 0.0)
         e1 = rounded(e1 * large, PRECISION)
         tl.store(e1_ptr + here, e1, mask=live)
         dh = times_loaded(e1, w_out, PRECISION) if PRECISION == "half" else times(e1, out_w, d, d, D, PRECISION)
@@ -526,12 +529,12 @@ def _project_weights(
 
 
 @triton.jit
-def _softmax(q, k, t, SCALE: tl.constexpr, PRECISION: tl.constexpr):
-    """Causal softmax."""
-    logits = times_loaded(q, tl.trans(k), PRECISION) * SCALE
+def _causal(q, k, t, SCALE: tl.constexpr, PRECISION: tl.constexpr):
+    """Causal softmax before its rows are divided by their sums, and what they are to be multiplied with instead."""
+    logits = times_loaded(q, tl.trans(k), PRECISION)
     logits = tl.where(t[None, :] <= t[:, None], logits, -float("inf"))
-    weight = tl.exp(logits - tl.max(logits, 1)[:, None])
-    return weight / tl.sum(weight, 1)[:, None]
+    weight = exp2((logits - tl.max(logits, 1)[:, None]) * (SCALE * 1.4426950408889634))
+    return weight, inverse(tl.sum(weight, 1))
 
 
 @triton.jit(do_not_specialize=["site"])
@@ -548,11 +551,11 @@ def _attend(
     q = tl.load(qkv_ptr + at, mask=live, other=0.0)
     k = tl.load(qkv_ptr + D + at, mask=live, other=0.0)
     v = tl.load(qkv_ptr + 2 * D + at, mask=live, other=0.0)
-    weight = _softmax(q, k, t, SCALE, PRECISION)
+    weight, scale = _causal(q, k, t, SCALE, PRECISION)
     if DROP > 0:
-        place = (tl.program_id(0) * ROOM + t[:, None]) * ROOM + t[None, :]
-        weight = dropped(weight, seed_ptr, place, site, DROP)
-    h = rounded(times_loaded(weight, v, PRECISION), PRECISION)
+        weight = tl.where(kept(seed_ptr, tl.program_id(0) * ROOM + t, t, site, DROP), weight, 0.0)
+        scale *= 1 / (1 - DROP)
+    h = rounded(times_loaded(weight, v, PRECISION) * scale[:, None], PRECISION)
     tl.store(h_ptr + row[:, None] * D + head * E + e[None, :], h, mask=live)
 
 
@@ -571,17 +574,16 @@ def _attend_backward(
     k = tl.load(qkv_ptr + D + at, mask=live, other=0.0)
     v = tl.load(qkv_ptr + 2 * D + at, mask=live, other=0.0)
     dh = tl.load(dh_ptr + row[:, None] * D + head * E + e[None, :], mask=live, other=0.0)
-    weight = _softmax(q, k, t, SCALE, PRECISION)
-    dweight = times_loaded(dh, tl.trans(v), PRECISION)
-    kept = weight
+    weight, scale = _causal(q, k, t, SCALE, PRECISION)
+    weight *= scale[:, None]
+    used = weight
     if DROP > 0:
-        place = (tl.program_id(0) * ROOM + t[:, None]) * ROOM + t[None, :]
-        kept = dropped(weight, seed_ptr, place, site, DROP)
-        dweight = dropped(dweight, seed_ptr, place, site, DROP)
-    dv = times_loaded(tl.trans(kept), dh, PRECISION)
+        stays = kept(seed_ptr, tl.program_id(0) * ROOM + t, t, site, DROP)
+        used = tl.where(stays, weight * (1 / (1 - DROP)), 0.0)
+    dv = times_loaded(tl.trans(rounded(used, PRECISION)), dh, PRECISION)
     tl.store(dqkv_ptr + 2 * D + at, rounded(dv, PRECISION), mask=live)
-    dlogits = weight * (dweight - tl.sum(weight * dweight, 1)[:, None]) * SCALE
-    dlogits = rounded(dlogits, PRECISION)
+    dused = used * times_loaded(dh, tl.trans(v), PRECISION)
+    dlogits = rounded(dused - weight * tl.sum(dused, 1)[:, None], PRECISION)
     dq, dk = times_loaded(dlogits, k, PRECISION), times_loaded(tl.trans(dlogits), q, PRECISION)
-    tl.store(dqkv_ptr + at, rounded(dq, PRECISION), mask=live)
-    tl.store(dqkv_ptr + D + at, rounded(dk, PRECISION), mask=live)
+    tl.store(dqkv_ptr + at, rounded(dq * SCALE, PRECISION), mask=live)
+    tl.store(dqkv_ptr + D + at, rounded(dk * SCALE, PRECISION), mask=live)

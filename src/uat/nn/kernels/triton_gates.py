@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from uat.nn.kernels.triton_outer import added
-from uat.nn.kernels.triton_parts import enlarged, tanh, times, times_loaded, times_some
+from uat.nn.kernels.triton_parts import enlarged, exp2, tanh, times, times_loaded, times_some
 from uat.nn.kernels.triton_step import products, rounding
 from uat.nn.kernels.whole import feedback, room
 from uat.nn.utility import UtilityGates
@@ -105,7 +105,7 @@ def _utility(
 def _ages(t, DECAY: tl.constexpr, LOG_DECAY: tl.constexpr):
     """(T, T) what step s weighs in the regime state of step t."""
     age = t[:, None] - t[None, :]
-    return tl.where(age >= 0, (1 - DECAY) * tl.exp2(age.to(tl.float32) * LOG_DECAY), 0.0)
+    return tl.where(age >= 0, (1 - DECAY) * exp2(age.to(tl.float32) * LOG_DECAY), 0.0)
 
 
 @triton.jit

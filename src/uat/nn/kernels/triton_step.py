@@ -26,6 +26,8 @@ from uat.nn.encoders import IdEmbedding, VectorEncoder
 from uat.nn.heads import DiscreteHead, Head
 from uat.nn.kernels.triton_parts import (
     diagonal,
+    exp,
+    inverse,
     norm_rows,
     normed,
     rounded,
@@ -304,7 +306,7 @@ def _look(
         k_DS = tl.load(keys_ptr + past[:, None] + s[None, :] * E, mask=there[None, :], other=0.0)
         logits = tl.where(its[:, None] & there[None, :], times_loaded(q_i, k_DS, PRECISION), logits)
     higher = tl.maximum(top, tl.max(logits, 1))
-    weight, fade = tl.exp(logits - higher[:, None]), tl.exp(top - higher)
+    weight, fade = exp(logits - higher[:, None]), exp(top - higher)
     mass = mass * fade + tl.sum(weight, 1)
     mixed = mixed * fade[:, None]
     for r in tl.range(0, REAL, num_stages=STAGES):
@@ -437,7 +439,7 @@ def think(
                     S, D, H, E, REAL, SEATS, CHUNK, 1, PRECISION,
                 )  # fmt: skip
                 begin += CHUNK
-        h = times_loaded(unseat, tl.where(mine, mixed / mass[:, None], 0.0), PRECISION)
+        h = times_loaded(unseat, tl.where(mine, mixed * inverse(mass)[:, None], 0.0), PRECISION)
 
         # out, feed-forward: hidden units a block at a time
         x += times_loaded(h, w_out, PRECISION) + out_b[None, :]
