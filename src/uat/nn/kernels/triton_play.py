@@ -84,7 +84,7 @@ def _play(
     B, S, KV, POSITIONS,
     D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, F: tl.constexpr, L: tl.constexpr, A: tl.constexpr,
     A_ROOM: tl.constexpr, SCALE: tl.constexpr, REAL: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
-    SEATS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, SINGLE: tl.constexpr,
+    BLOCK: tl.constexpr, STAGES: tl.constexpr, SINGLE: tl.constexpr,
     UTILITY: tl.constexpr, SAMPLED: tl.constexpr, PRECISION: tl.constexpr,
     OUTSIDE: tl.constexpr, ENCODE: tl.constexpr, WIDTH: tl.constexpr, WIDTH_ROOM: tl.constexpr, J: tl.constexpr,
     J_ROOM: tl.constexpr, HIDDEN: tl.constexpr, U: tl.constexpr, DECAY: tl.constexpr,
@@ -92,10 +92,9 @@ def _play(
 ):  # fmt: skip
     row, d, a, o = tl.arange(0, ROWS), tl.arange(0, D), tl.arange(0, A_ROOM), tl.arange(0, WIDTH_ROOM)
     start = tl.program_id(0) * REAL
-    stream = start + row
-    live = (row < REAL) & (stream < B)
-    seat = tl.arange(0, SEATS) // H
-    seated = (seat < REAL) & (start + seat < B)
+    seat = row // H  # a stream has as many rows as heads, all alike
+    stream = start + seat
+    live = (seat < REAL) & (stream < B)
     action, reward = tl.full((ROWS,), -1, tl.int32), tl.zeros((ROWS,), tl.float32)
     ubar = tl.zeros((ROWS, U), tl.float32)
     for t in tl.range(0, T, num_stages=1):
@@ -112,12 +111,12 @@ def _play(
                 said, reward, ubar, row < 0, w1_ptr, w2_ptr, regime_ptr, d, J, J_ROOM, HIDDEN, U, DECAY, OUTSIDE
             )
         x = think(
-            x, now, rho, length, tl.where(seated, t, 0), stream, start, live, row, d,
+            x, now, rho, length, seat, start, live, row, d,
             matrices_ptr, vectors_ptr, token_ptr, last_w, last_b, kv_ptr, B, S, KV,
-            D, H, E, F, L, SCALE, REAL, ROWS, CHUNK, SEATS, BLOCK, STAGES, SINGLE, UTILITY, PRECISION, OUTSIDE, U,
+            D, H, E, F, L, SCALE, REAL, ROWS, CHUNK, BLOCK, STAGES, SINGLE, True, UTILITY, PRECISION, OUTSIDE, U,
         )  # fmt: skip
         logits = score(x, head_w, head_b, d, a, A, D, OUTSIDE)
         action = pick(logits, gumbel_ptr + t * A, gumbel_stride, stream, live[:, None], a, A, SAMPLED)
-        tl.store(to_action + stream * T + t, action.to(tl.int64), mask=live)
+        tl.store(to_action + stream * T + t, action.to(tl.int64), mask=live & (row % H == 0))
         reward = MOVE(t, stream, live, action, world, T) * REWARDS
         tl.debug_barrier()  # keys, values and the world as they are now are read by others in the next step

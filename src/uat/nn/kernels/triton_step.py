@@ -26,7 +26,7 @@ from uat.nn.encoders import IdEmbedding, VectorEncoder
 from uat.nn.heads import DiscreteHead, Head
 from uat.nn.kernels.triton_parts import (
     diagonal,
-    exp,
+    exp2,
     inverse,
     norm_rows,
     normed,
@@ -238,9 +238,8 @@ def arguments(
         "A_ROOM": room(actions),
         "SCALE": size**-0.5,
         "REAL": real,
-        "ROWS": ROWS,
+        "ROWS": room(real * c.num_heads),
         "CHUNK": CHUNK,
-        "SEATS": room(real * c.num_heads),
         "BLOCK": min(64, c.d_ff),
         "STAGES": STAGES,
         "SINGLE": cache.capacity <= CHUNK,
@@ -292,29 +291,34 @@ def told(utility: UtilityGates, step: Step, ubar_BU: Tensor | None, cache: KVCac
 
 @triton.jit
 def _look(
-    q_i, keys_ptr, values_ptr, begin, across, stream_i, steps_i, top, mass, mixed, S,
-    D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, REAL: tl.constexpr, SEATS: tl.constexpr, CHUNK: tl.constexpr,
-    STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    q, keys_ptr, values_ptr, begin, across, seat, seats, length, most, top, mass, mixed, S,
+    H: tl.constexpr, E: tl.constexpr, REAL: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+    STAGES: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A chunk of every stream's past: the highest logit, the sum of weights and the weighted values of each row."""
+    """A chunk of every stream's past: the highest logit, the sum of weights and the weighted values of each row.
+
+    Each stream's keys meet the queries of all, and what belongs to its own rows is picked out: a product has as many
+    rows anyway. Logits are to base two."""
     s = begin + tl.arange(0, CHUNK)
-    logits = tl.full((SEATS, CHUNK), -float("inf"), tl.float32)
+    logits = tl.full((ROWS, CHUNK), -float("inf"), tl.float32)
     for r in tl.range(0, REAL, num_stages=STAGES):
-        its = stream_i == r
-        there = s < tl.max(tl.where(its, steps_i, 0), 0)
+        its = seat == r
+        there = s < (tl.where(r < seats, most, 0) if EVEN else tl.max(tl.where(its, length, 0), 0))
         past = r * H * S * E + across
         k_DS = tl.load(keys_ptr + past[:, None] + s[None, :] * E, mask=there[None, :], other=0.0)
-        logits = tl.where(its[:, None] & there[None, :], times_loaded(q_i, k_DS, PRECISION), logits)
+        logits = tl.where(its[:, None], times_loaded(q, k_DS, PRECISION), logits)
+    logits = tl.where(s[None, :] < length[:, None], logits, -float("inf"))
     higher = tl.maximum(top, tl.max(logits, 1))
-    weight, fade = exp(logits - higher[:, None]), exp(top - higher)
+    weight, fade = exp2(logits - higher[:, None]), exp2(top - higher)
     mass = mass * fade + tl.sum(weight, 1)
     mixed = mixed * fade[:, None]
+    weight = rounded(weight, PRECISION)
     for r in tl.range(0, REAL, num_stages=STAGES):
-        its = stream_i == r
-        there = s < tl.max(tl.where(its, steps_i, 0), 0)
+        its = seat == r
+        there = s < (tl.where(r < seats, most, 0) if EVEN else tl.max(tl.where(its, length, 0), 0))
         past = r * H * S * E + across
         v_SD = tl.load(values_ptr + past[None, :] + s[:, None] * E, mask=there[:, None], other=0.0)
-        mixed += times_loaded(tl.where(its[:, None], weight, 0.0), v_SD, PRECISION)
+        mixed = tl.where(its[:, None], mixed + times_loaded(weight, v_SD, PRECISION), mixed)
     return higher, mass, mixed
 
 
@@ -365,26 +369,23 @@ def hear(
 
 @triton.jit
 def think(
-    x, now, rho, length, steps_i, stream, start, live, row, d,
+    x, now, rho, length, seat, start, live, row, d,
     matrices_ptr, vectors_ptr, token_ptr, last_w, last_b, kv_ptr, B, S, KV,
     D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, F: tl.constexpr, L: tl.constexpr, SCALE: tl.constexpr,
-    REAL: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, SEATS: tl.constexpr, BLOCK: tl.constexpr,
-    STAGES: tl.constexpr, SINGLE: tl.constexpr, UTILITY: tl.constexpr, PRECISION: tl.constexpr,
-    OUTSIDE: tl.constexpr, U: tl.constexpr,
+    REAL: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    SINGLE: tl.constexpr, EVEN: tl.constexpr, UTILITY: tl.constexpr, PRECISION: tl.constexpr, OUTSIDE: tl.constexpr,
+    U: tl.constexpr,
 ):  # fmt: skip
-    """All layers and the last norm: h of this step. Its keys and values go to the cache; steps_i: those before it."""
-    # rows of attention: every head of every stream
-    i, u = tl.arange(0, SEATS), tl.arange(0, U)
-    stream_i, head_i = i // H, i % H
-    seated = (stream_i < REAL) & (start + stream_i < B)
-    alive = live[:, None]
-    most = tl.max(steps_i, 0)
-    mine = (head_i[:, None] == d[None, :] // E) & seated[:, None]
-    seat = (stream_i[:, None] == row[None, :]).to(tl.float32)
-    unseat = (stream_i[None, :] == row[:, None]).to(tl.float32)
+    """All layers and the last norm: h of this step. Its keys and values go to the cache; length: the steps before it.
+    EVEN: as many for all."""
+    u = tl.arange(0, U)
+    most, seats = tl.max(length, 0), B - start
+    mine = (row % H)[:, None] == d[None, :] // E
+    same = (seat[:, None] == seat[None, :]).to(tl.float32)
     across = (d // E) * S * E + d % E
-    cell = row[:, None] * H * S * E + across[None, :] + length[:, None] * E
+    cell = seat[:, None] * H * S * E + across[None, :] + length[:, None] * E
     square = d[None, :] * D + d[:, None]
+    token = d[None, :] * U + u[:, None]
 
     w, vectors, all_keys = matrices_ptr, vectors_ptr, tl.cast(KV, tl.int64)
     keys_ptr = kv_ptr + tl.cast(start, tl.int64) * H * S * E  # of these streams: places among them fit 32 bits
@@ -404,7 +405,7 @@ def think(
         # projections, in one loop so that the next weights are under way while these are used
         y = normed(x, norm_1w, norm_1b, D)
         if UTILITY:
-            g = tanh(times(now, token_ptr + layer * D * U, d, u, U, OUTSIDE))
+            g = tanh(times_loaded(now, tl.load(token_ptr + layer * D * U + token), OUTSIDE))
         q, k, v = y, y, y
         for part in tl.range(0, 3, num_stages=STAGES):
             out = times_loaded(y, tl.load(w + part * D * D + square), PRECISION)
@@ -420,26 +421,26 @@ def think(
 
         # attention: this step's own key and value first, then the past
         values_ptr = keys_ptr + all_keys
-        tl.store(keys_ptr + cell, rounded(k, PRECISION), mask=alive)
-        tl.store(values_ptr + cell, rounded(v, PRECISION), mask=alive)
-        q_i = tl.where(mine, times_loaded(seat, q * SCALE, PRECISION), 0.0)
-        top = tl.sum(q_i * times_loaded(seat, k, PRECISION), 1)
-        mixed = times_loaded(seat, v, PRECISION)
-        mass = tl.full((SEATS,), 1.0, tl.float32)
+        tl.store(keys_ptr + cell, rounded(k, PRECISION), mask=mine & live[:, None])
+        tl.store(values_ptr + cell, rounded(v, PRECISION), mask=mine & live[:, None])
+        q = tl.where(mine, q * (SCALE * 1.4426950408889634), 0.0)
+        top = tl.sum(q * k, 1)
+        q = rounded(q, PRECISION)
+        mass = tl.full((ROWS,), 1.0, tl.float32)
         if SINGLE:
             top, mass, mixed = _look(
-                q_i, keys_ptr, values_ptr, 0, across, stream_i, steps_i, top, mass, mixed,
-                S, D, H, E, REAL, SEATS, CHUNK, STAGES, PRECISION,
+                q, keys_ptr, values_ptr, 0, across, seat, seats, length, most, top, mass, v,
+                S, H, E, REAL, ROWS, CHUNK, STAGES, EVEN, PRECISION,
             )  # fmt: skip
         else:
-            begin = most * 0
+            begin, mixed = most * 0, v
             while begin < most:
                 top, mass, mixed = _look(
-                    q_i, keys_ptr, values_ptr, begin, across, stream_i, steps_i, top, mass, mixed,
-                    S, D, H, E, REAL, SEATS, CHUNK, 1, PRECISION,
+                    q, keys_ptr, values_ptr, begin, across, seat, seats, length, most, top, mass, mixed,
+                    S, H, E, REAL, ROWS, CHUNK, 1, EVEN, PRECISION,
                 )  # fmt: skip
                 begin += CHUNK
-        h = times_loaded(unseat, tl.where(mine, mixed * inverse(mass)[:, None], 0.0), PRECISION)
+        h = times_loaded(same, tl.where(mine, mixed * inverse(mass)[:, None], 0.0), PRECISION)
 
         # out, feed-forward: hidden units a block at a time
         x += times_loaded(h, w_out, PRECISION) + out_b[None, :]
@@ -482,7 +483,7 @@ def _step(
     out_ptr, choice_ptr, B, S, KV, POSITIONS,
     D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, F: tl.constexpr, L: tl.constexpr, A: tl.constexpr,
     A_ROOM: tl.constexpr, SCALE: tl.constexpr, REAL: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
-    SEATS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, SINGLE: tl.constexpr,
+    BLOCK: tl.constexpr, STAGES: tl.constexpr, SINGLE: tl.constexpr,
     UTILITY: tl.constexpr, HEAD: tl.constexpr, MASKED: tl.constexpr, SAMPLED: tl.constexpr, PRECISION: tl.constexpr,
     OUTSIDE: tl.constexpr, ENCODE: tl.constexpr, WIDTH: tl.constexpr, WIDTH_ROOM: tl.constexpr, J: tl.constexpr,
     J_ROOM: tl.constexpr, HIDDEN: tl.constexpr, U: tl.constexpr, UBAR: tl.constexpr, DECAY: tl.constexpr,
@@ -490,9 +491,10 @@ def _step(
 ):  # fmt: skip
     row, d = tl.arange(0, ROWS), tl.arange(0, D)
     start = tl.program_id(0) * REAL
-    stream = start + row
-    live = (row < REAL) & (stream < B)
-    alive = live[:, None]
+    seat = row // H  # a stream has as many rows as heads, all alike
+    stream = start + seat
+    live = (seat < REAL) & (stream < B)
+    own, alive = live & (row % H == 0), live[:, None]
 
     # restart, embed
     length = tl.load(length_ptr + stream, mask=live, other=0).to(tl.int32)
@@ -526,20 +528,15 @@ def _step(
         now, ubar, rho = hear(
             said, reward, before, first, w1_ptr, w2_ptr, regime_ptr, d, J, J_ROOM, HIDDEN, U, DECAY, OUTSIDE
         )
-        tl.store(ubar_ptr + at, ubar, mask=kept)
+        tl.debug_barrier()  # all rows of a stream have read it
+        tl.store(ubar_ptr + at, ubar, mask=kept & own[:, None])
 
-    i = tl.arange(0, SEATS)
-    seated = (i // H < REAL) & (start + i // H < B)
-    steps_i = tl.load(length_ptr + start + i // H, mask=seated, other=0).to(tl.int32)
-    if ENCODE != "token":
-        restarted = tl.load(first_ptr + start + i // H, mask=seated, other=1) != 0
-        steps_i = tl.where(restarted, 0, steps_i)
     x = think(
-        x, now, rho, length, steps_i, stream, start, live, row, d,
+        x, now, rho, length, seat, start, live, row, d,
         matrices_ptr, vectors_ptr, token_ptr, last_w, last_b, kv_ptr, B, S, KV,
-        D, H, E, F, L, SCALE, REAL, ROWS, CHUNK, SEATS, BLOCK, STAGES, SINGLE, UTILITY, PRECISION, OUTSIDE, U,
+        D, H, E, F, L, SCALE, REAL, ROWS, CHUNK, BLOCK, STAGES, SINGLE, False, UTILITY, PRECISION, OUTSIDE, U,
     )  # fmt: skip
-    tl.store(length_ptr + stream, (length + 1).to(tl.int64), mask=live)
+    tl.store(length_ptr + stream, (length + 1).to(tl.int64), mask=own)
 
     # decide
     if HEAD:
@@ -550,8 +547,8 @@ def _step(
         if MASKED:
             may = tl.load(allowed_ptr + at, mask=possible, other=0) != 0
             logits = tl.where(may, logits, -float("inf"))
-        tl.store(out_ptr + at, logits, mask=possible)
+        tl.store(out_ptr + at, logits, mask=possible & own[:, None])
         best = pick(logits, gumbel_ptr, gumbel_stride, stream, alive, a, A, SAMPLED)
-        tl.store(choice_ptr + stream, best.to(tl.int64), mask=live)
+        tl.store(choice_ptr + stream, best.to(tl.int64), mask=own)
     else:
-        tl.store(out_ptr + stream[:, None] * D + d[None, :], x, mask=alive)
+        tl.store(out_ptr + stream[:, None] * D + d[None, :], x, mask=own[:, None])
