@@ -22,6 +22,7 @@ from uat.methods.policy import TransformerPolicy
 from uat.nn.kernels import triton_outer
 from uat.nn.kernels.triton_dropout import fused_dropout
 from uat.nn.kernels.triton_outer import added
+from uat.nn.kernels.triton_outer import outers_alone
 from uat.nn.kernels.triton_parts import dropped, kept
 from uat.nn.kernels.triton_train import fused_attend
 from uat.types import Batch, Discrete, Spec, Vector
@@ -236,10 +237,18 @@ def test_the_stated_share_is_dropped_and_the_mean_kept(share: float) -> None:
         assert abs((one * other).mean() / spread) < 5 / len(ones) ** 0.5
 
 
+def test_sums_over_rows_of_half_precision_are_float32() -> None:
+    """What two hundred rows of 1,500 add up to is no number of half precision."""
+    a, b = torch.full((200, 24), 1500.0, device=DEVICE).half(), torch.randn(200, 40, device=DEVICE).half()
+    [(product, total)] = outers_alone([(a, b)], splits=2, precision="half")
+    assert torch.allclose(total, torch.full((24,), 300_000.0, device=DEVICE))
+    assert torch.allclose(product, a.float().T @ b.float(), rtol=1e-4, atol=1.0)
+
+
 @triton.jit(do_not_specialize=["site"])
 def _keep(seed_ptr, out_ptr, site, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DROP: tl.constexpr):
     n, d = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
-    stays = kept(seed_ptr, n, d, site, DROP)
+    stays = kept(tl.load(seed_ptr), n, d, site, DROP)
     tl.store(out_ptr + n[:, None] * COLUMNS + d[None, :], stays.to(tl.float32))
 
 
@@ -254,7 +263,7 @@ def test_entries_of_a_block_are_dropped_as_if_each_had_a_coin_of_its_own(share: 
         spread = share * (1 - share)
         assert abs(mask.mean()) < 4 * (spread / mask.numel()) ** 0.5
         for axis, size in ((0, columns), (1, rows)):  # how many a row, or a column, loses varies as coins would have it
-            assert mask.mean(axis).abs().max() < 5 * (spread / mask.shape[axis]) ** 0.5
+            assert mask.mean(axis).abs().max() < 7 * (spread / mask.shape[axis]) ** 0.5
             assert abs(mask.sum(axis).var() / (spread * mask.shape[axis]) - 1) < 6 * (2 / size) ** 0.5
     bound = 5 / (rows * columns) ** 0.5
     pairs = list(itertools.combinations(masks.values(), 2))

@@ -40,7 +40,9 @@ from uat.nn.kernels.triton_parts import (
     kept,
     norm_backward,
     norm_rows,
+    rectified,
     rounded,
+    scaled,
     shares,
     standardised,
     times,
@@ -326,7 +328,7 @@ def _rows(
     PROJECT: tl.constexpr, UTILITY: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     n, d, f = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, D), tl.arange(0, F)
-    live = (n < N)[:, None]
+    live, seed = (n < N)[:, None], tl.load(seed_ptr)
     here = n[:, None] * D + d[None, :]
     x = tl.load(x_ptr + here, mask=live, other=0.0)
     if MIX:
@@ -341,13 +343,13 @@ def _rows(
             change = times(h, out_w, d, d, D, PRECISION)
         change += tl.load(out_b + d)[None, :]
         if DROP > 0:
-            change = tl.where(kept(seed_ptr, n, d, site + 1, DROP), change * (1 / (1 - DROP)), 0.0)
+            change = tl.where(kept(seed, n, d, site + 1, DROP), change * (1 / (1 - DROP)), 0.0)
         x += change
         tl.store(x1_ptr + here, x, mask=live)
         y1 = rounded(norm_rows(x, ff_norm_w, ff_norm_b, d, D), PRECISION)
         tl.store(y1_ptr + here, y1, mask=live)
         hidden = times_loaded(y1, w_up, PRECISION) if PRECISION == "half" else times(y1, up, f, d, D, PRECISION)
-        hidden = rounded(tl.maximum(hidden + tl.load(b1_ptr + f)[None, :], 0.0), PRECISION)
+        hidden = rectified(hidden + tl.load(b1_ptr + f)[None, :], PRECISION)
         tl.store(hidden_ptr + n[:, None] * F + f[None, :], hidden, mask=live)
         if PRECISION == "half":
             change = times_loaded(hidden, w_down, PRECISION)
@@ -355,7 +357,7 @@ def _rows(
             change = times(hidden, up + D * F, d, f, F, PRECISION)
         change += tl.load(b2_ptr + d)[None, :]
         if DROP > 0:
-            change = tl.where(kept(seed_ptr, n, d, site + 2, DROP), change * (1 / (1 - DROP)), 0.0)
+            change = tl.where(kept(seed, n, d, site + 2, DROP), change * (1 / (1 - DROP)), 0.0)
         x += change
         tl.store(x2_ptr + here, x, mask=live)
     if PROJECT:
@@ -384,7 +386,7 @@ def _rows_backward(
 ):  # fmt: skip
     """From the attention of the block above down to that of the block below."""
     n, d, f = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, D), tl.arange(0, F)
-    live = (n < N)[:, None]
+    live, seed = (n < N)[:, None], tl.load(seed_ptr)
     here = n[:, None] * D + d[None, :]
     total: tl.constexpr = SQUARES * D * D + 2 * D * F
     large = enlarged(peak_ptr, PRECISION)
@@ -408,7 +410,7 @@ def _rows_backward(
             dy += times(dout, turned_ptr + part * D * D, d, d, D, PRECISION)
             if UTILITY:
                 gate = tl.where(part == 0, rho, g)
-                dy += times(dout.to(tl.float32) * gate, turned_ptr + (3 + part) * D * D, d, d, D, PRECISION)
+                dy += times(scaled(dout, gate, PRECISION), turned_ptr + (3 + part) * D * D, d, d, D, PRECISION)
                 dgate = dout * times(y, project_ptr + (3 + part) * D * D, d, d, D, PRECISION)
                 dgate = (dgate + times(dout, turned_ptr + (6 + part) * D * D, d, d, D, PRECISION)) * unit
                 regime = live & (part == 0)
@@ -436,7 +438,7 @@ def _rows_backward(
             w_out = tl.load(out_w + d[None, :] * D + d[:, None])
         e2 = d2
         if DROP > 0:
-            e2 = tl.where(kept(seed_ptr, n, d, site + 2, DROP), d2 * (1 / (1 - DROP)), 0.0)
+            e2 = tl.where(kept(seed, n, d, site + 2, DROP), d2 * (1 / (1 - DROP)), 0.0)
         e2 = rounded(e2 * large, PRECISION)
         tl.store(e2_ptr + here, e2, mask=live)
         if PRECISION == "half":
@@ -456,7 +458,7 @@ def _rows_backward(
         tl.store(dx1_ptr + here, d2, mask=live)
         e1 = d2
         if DROP > 0:
-            e1 = tl.where(kept(seed_ptr, n, d, site + 1, DROP), d2 * (1 / (1 - DROP)), 0.0)
+            e1 = tl.where(kept(seed, n, d, site + 1, DROP), d2 * (1 / (1 - DROP)), 0.0)
         e1 = rounded(e1 * large, PRECISION)
         tl.store(e1_ptr + here, e1, mask=live)
         dh = times_loaded(e1, w_out, PRECISION) if PRECISION == "half" else times(e1, out_w, d, d, D, PRECISION)
@@ -512,7 +514,7 @@ def _project_weights(
         dw += times_loaded(tl.trans(dout), y, PRECISION)
         if UTILITY:
             gate = tl.load(gate_ptr + n[:, None] * D + m[None, :], mask=live, other=0.0)
-            dtwin += times_loaded(tl.trans(dout * gate), y, PRECISION)
+            dtwin += times_loaded(tl.trans(scaled(dout, gate, PRECISION)), y, PRECISION)
             du += times_loaded(tl.trans(dout), gate, PRECISION)
     small = 1 / enlarged(peak_ptr, PRECISION)
     to = parts_ptr + split * TOTAL
@@ -545,7 +547,7 @@ def _attend(
 ):  # fmt: skip
     t, e = tl.arange(0, ROOM), tl.arange(0, E)
     episode, head = tl.program_id(0) // H, tl.program_id(0) % H
-    live = (t < T)[:, None]
+    live, seed = (t < T)[:, None], tl.load(seed_ptr)
     row = episode * T + t
     at = row[:, None] * 3 * D + head * E + e[None, :]
     q = tl.load(qkv_ptr + at, mask=live, other=0.0)
@@ -553,7 +555,7 @@ def _attend(
     v = tl.load(qkv_ptr + 2 * D + at, mask=live, other=0.0)
     weight, scale = _causal(q, k, t, SCALE, PRECISION)
     if DROP > 0:
-        weight = tl.where(kept(seed_ptr, tl.program_id(0) * ROOM + t, t, site, DROP), weight, 0.0)
+        weight = tl.where(kept(seed, tl.program_id(0) * ROOM + t, t, site, DROP), weight, 0.0)
         scale *= 1 / (1 - DROP)
     h = rounded(times_loaded(weight, v, PRECISION) * scale[:, None], PRECISION)
     tl.store(h_ptr + row[:, None] * D + head * E + e[None, :], h, mask=live)
@@ -567,7 +569,7 @@ def _attend_backward(
 ):  # fmt: skip
     t, e = tl.arange(0, ROOM), tl.arange(0, E)
     episode, head = tl.program_id(0) // H, tl.program_id(0) % H
-    live = (t < T)[:, None]
+    live, seed = (t < T)[:, None], tl.load(seed_ptr)
     row = episode * T + t
     at = row[:, None] * 3 * D + head * E + e[None, :]
     q = tl.load(qkv_ptr + at, mask=live, other=0.0)
@@ -578,7 +580,7 @@ def _attend_backward(
     weight *= scale[:, None]
     used = weight
     if DROP > 0:
-        stays = kept(seed_ptr, tl.program_id(0) * ROOM + t, t, site, DROP)
+        stays = kept(seed, tl.program_id(0) * ROOM + t, t, site, DROP)
         used = tl.where(stays, weight * (1 / (1 - DROP)), 0.0)
     dv = times_loaded(tl.trans(rounded(used, PRECISION)), dh, PRECISION)
     tl.store(dqkv_ptr + 2 * D + at, rounded(dv, PRECISION), mask=live)

@@ -50,6 +50,26 @@ def rounded(x, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def rectified(x, PRECISION: tl.constexpr):
+    """The same of max(x, 0)."""
+    if PRECISION == "half" and NATIVE:
+        return tl.inline_asm_elementwise(
+            "cvt.rn.relu.satfinite.f16x2.f32 $0, $2, $1;", "=r,r,r", [x], dtype=tl.float16, is_pure=True, pack=2
+        )
+    return rounded(tl.maximum(x, 0.0), PRECISION)
+
+
+@triton.jit
+def scaled(x, gate, PRECISION: tl.constexpr):
+    """x times a gate, whose size is at most 1, both as products take them."""
+    if PRECISION == "half" and NATIVE:  # two at a time, rounded as float32 would be
+        return tl.inline_asm_elementwise(
+            "mul.rn.f16x2 $0, $1, $2;", "=r,r,r", [x, gate], dtype=tl.float16, is_pure=True, pack=2
+        )
+    return rounded(x.to(tl.float32) * gate, PRECISION)
+
+
+@triton.jit
 def exp2(x):
     """2^x, as exact as Triton's own; what is below 1e-38 is nothing, which spares three instructions of four."""
     if NATIVE:
@@ -149,9 +169,8 @@ def enlarged(peak_ptr, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def keys(seed_ptr, site):
+def keys(seed, site):
     """Two numbers for a seed and a place in the network that drops."""
-    seed = tl.load(seed_ptr)
     low = mixed(seed.to(tl.uint32) + site.to(tl.uint32) * 0x9E3779B9)
     return low, mixed((seed >> 32).to(tl.uint32) ^ low)
 
@@ -163,22 +182,23 @@ def dropped(x, seed_ptr, place, site, DROP: tl.constexpr):
     Places are put in another order for each (seed, site), times one key and plus another, and mixed once: as good as
     this needs, and a small part of the work of Philox.
     """
-    low, high = keys(seed_ptr, site)
+    low, high = keys(tl.load(seed_ptr), site)
     drawn = mixed(place.to(tl.uint32) * (low | 1) + high)
     limit: tl.constexpr = int(DROP * 4294967296.0)
     return tl.where(drawn >= limit, x * (1 / (1 - DROP)), 0.0)
 
 
 @triton.jit
-def kept(seed_ptr, row, column, site, DROP: tl.constexpr):
+def kept(seed, row, column, site, DROP: tl.constexpr):
     """Which entries of a block are not dropped: the same for the same (seed, row, column, site).
 
     A row and a column have a number each, and an entry their product. So there is one multiplication for an entry where
     a hash of its own would be a dozen instructions, which was a third of what some kernels did. Each number is well
     mixed and one of the two odd: all products are as likely, and any two entries all but independent.
     """
-    low, high = keys(seed_ptr, site)
+    low, high = keys(seed, site)
     by_row = mixed(row.to(tl.uint32) * (low | 1) + high)
+    low, high = keys(seed, site * 0 - 1)  # columns have the same numbers everywhere
     by_column = column.to(tl.uint32) * (high | 1) + low
     by_column = ((by_column ^ (by_column >> 16)) * 0x85EBCA6B) | 1
     limit: tl.constexpr = int(DROP * 4294967296.0)
