@@ -2,7 +2,9 @@
 and those of the worlds.
 
     python -m tests.nn.compile_kernels 90 tf32 uat dt
+    python -m tests.nn.compile_kernels 90 fp32 uat method.d_model=32 method.num_heads=2 _step _play
 
+Words with "=" are settings; those that start with "_" are the only kernels to compile.
 Prints one JSON line per kernel: name, registers per thread, bytes spilled, shared memory.
 """
 
@@ -38,10 +40,12 @@ EVEN = [["tt.divisibility", 16]]
 class Compiler:
     """Stands in for a launch: nothing runs, everything is compiled once."""
 
-    def __init__(self, architecture: int) -> None:
-        self.architecture, self.seen = architecture, set[Any]()
+    def __init__(self, architecture: int, only: list[str]) -> None:
+        self.architecture, self.only, self.seen = architecture, only, set[Any]()
 
     def launch(self, kernel: Any, *args: Any, **given: Any) -> None:
+        if self.only and kernel.fn.__name__ not in self.only:
+            return
         options = {name: given.pop(name) for name in ("num_warps", "num_stages") if name in given}
         values = dict(zip((p.name for p in kernel.params), args, strict=False)) | given
         signature: dict[str, Any] = {}
@@ -84,13 +88,15 @@ class Compiler:
         return {"registers": int(registers[1]), "spilled": int(spilled[1])}
 
 
-def main(architecture: str, precision: str, *methods: str) -> None:
-    compiler = Compiler(int(architecture))
+def main(architecture: str, precision: str, *given: str) -> None:
+    changes = {name: int(value) for name, _, value in (word.partition("=") for word in given if "=" in word)}
+    methods = [word for word in given if "=" not in word and not word.startswith("_")]
+    compiler = Compiler(int(architecture), [word for word in given if word.startswith("_")])
     JITFunction.run = lambda self, *args, grid, warmup, **given: compiler.launch(self, *args, **given)  # pyright: ignore[reportAttributeAccessIssue]
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     triton_block.large_products = lambda device: architecture == "90"
     for method in methods:
-        config = override(recipe("darkroom", method), {"train.precision": "fp32"})
+        config = override(recipe("darkroom", method), {"train.precision": "fp32", **changes})
         domain = config.build_domain()
         policy = build_policy(config, domain, torch.device("cpu")).train()
         assert isinstance(policy, TransformerPolicy)

@@ -195,7 +195,8 @@ def test_a_policy_beside_others_multiplies_in_the_shapes_that_it_has_alone(heads
         alone, among = served(streams, heads, 1), served(streams, heads, policies)
         assert alone <= among <= ROWS
         assert room(alone * heads) == room(among * heads), (streams, alone, among)
-    assert (served(256, 4, 1), served(256, 4, 3), served(1024, 4, 3)) == (2, 4, 8)
+    assert [served(n, 4, 1) for n in (1, 256, 1024, 4096)] == [1, 2, 4, 8]
+    assert [served(n, 4, 3) for n in (1, 256, 1024, 4096)] == [1, 4, 4, 8]
 
 
 @pytest.mark.parametrize("method", ["uat", "vanilla"])
@@ -232,6 +233,17 @@ def test_an_action_is_chosen_also_where_logits_are_no_numbers() -> None:
 )
 def test_fused_step_equals_the_slow_one_at_full_size(method: str, streams: int, steps: int) -> None:
     assert worst_difference(build(method, **FULL), streams, steps) < 1e-5
+
+
+@pytest.mark.parametrize("streams", [1, 3, 7])
+@pytest.mark.parametrize("steps", [6, 18])
+@pytest.mark.parametrize("method", ["uat", "vanilla"])
+def test_the_same_in_half_precision_to_its_eleven_bits(method: str, streams: int, steps: int) -> None:
+    """There weights and the past are asked for before they are needed, a past of eighteen steps chunk by chunk."""
+    policy = build(method)
+    policy.share_device(132)  # so that a program serves one, two or four of them
+    with tf32_allowed():
+        assert worst_difference(policy, streams, steps) < 1e-2
 
 
 @pytest.mark.gpu

@@ -24,7 +24,7 @@ from uat.methods import Policy
 from uat.methods.policy import TransformerPolicy
 from uat.recipes import recipe
 from uat.runs import Run
-from uat.training.capture import own_stream
+from uat.training.capture import InTurn, own_stream
 from uat.training.trainer import Trainer
 from uat.types import Trajectory
 
@@ -119,6 +119,10 @@ class Training:
         else:
             self._epoch.optimize(self.rollout())
 
+    def in_turn(self, turns: InTurn) -> None:
+        """Let optimize steps take turns with those of others."""
+        self._epoch.in_turn = turns
+
     def optimizing(self) -> Call:
         """An optimize step on episodes that have been played."""
         if self._captured:
@@ -146,8 +150,10 @@ def together(config: RunConfig, seeds: int, device: torch.device) -> Call | str:
     if trainings[0].reason is not None:
         return trainings[0].reason
     streams = [own_stream(device) for _ in trainings]
+    in_turn = InTurn()
     for training in trainings:
         training.policy.share_device(seeds)
+        training.in_turn(in_turn)
 
     def run() -> None:
         for _ in range(EPOCHS):

@@ -59,6 +59,23 @@ class Captured(Generic[Result]):
         return self.result
 
 
+class InTurn:
+    """Graphs of several streams that are replayed one after another, in the order in which they are handed over. The
+    device waits for the one before, the host does not."""
+
+    def __init__(self) -> None:
+        self._last: torch.cuda.Event | None = None
+
+    def __call__(self, captured: Captured[Result]) -> Result:
+        stream = torch.cuda.current_stream()
+        if self._last is not None:
+            stream.wait_event(self._last)
+        result = captured()
+        self._last = torch.cuda.Event()
+        self._last.record(stream)
+        return result
+
+
 _held: weakref.WeakValueDictionary[tuple[int, int], torch.cuda.Stream] = weakref.WeakValueDictionary()
 """Streams that somebody owns, by device and handle."""
 

@@ -17,7 +17,7 @@ from uat.config import RunConfig
 from uat.domains import split_seed
 from uat.methods import Phase, Policy
 from uat.noise import derive, integers
-from uat.training.capture import Captured, captured_or_none
+from uat.training.capture import Captured, InTurn, captured_or_none
 from uat.training.checkpoint import Checkpoint
 from uat.training.optimizing import optimize, set_rates
 from uat.training.playing import Player
@@ -36,6 +36,7 @@ class Epoch:
         player: Player,
         checkpoint: Checkpoint,
         ranks: Ranks = ALONE,
+        in_turn: InTurn | None = None,
     ) -> None:
         self.config, self.policy, self.phase, self.player, self.checkpoint = config, policy, phase, player, checkpoint
         self.optimizer, self.ranks = checkpoint.optimizer, ranks
@@ -47,6 +48,8 @@ class Epoch:
         """False once a capture has failed; messages between ranks are not captured."""
         self.path = "eager pass" if player.device.type != "cuda" else policy.fuse_pass() or "fused pass"
         """Which code the optimize step runs, for whoever watches."""
+        self.in_turn = in_turn
+        """With others that train side by side: their optimize steps take turns."""
 
     def run(self, index: int, epoch: int) -> dict[str, Tensor]:
         """Play the index-th batch of worlds, then one optimizer step at the rates of this epoch (the first is 1)."""
@@ -62,7 +65,8 @@ class Epoch:
         self.policy.reseed(derive(c.seed, "dropout", index, *([self.ranks.rank] if self.ranks.rank else [])))
         if self.captured is None:
             return self.optimize(trajectory)
-        return {name: value.clone() for name, value in self.captured().items()}
+        numbers = self.captured() if self.in_turn is None else self.in_turn(self.captured)
+        return {name: value.clone() for name, value in numbers.items()}
 
     def optimize(self, trajectory: Trajectory) -> dict[str, Tensor]:
         self.policy.train()

@@ -2,7 +2,8 @@
 
 A small model leaves much of a large GPU idle, so three seeds cost less than three times one. Nothing is shared, and
 every random number comes from (seed, epoch): each run's numbers are those of training it alone, where a GPU repeats
-itself (docs/speed.md says where).
+itself (docs/speed.md says where). Their optimize steps take turns: each fills the device, and so rollouts of the
+others fall in between.
 
 Torch's generator is one for all, though. A policy whose training asks it on the device (dropout outside the fused
 pass) shares one stream with the others, and they take turns instead.
@@ -19,7 +20,7 @@ import torch
 from uat.config import RunConfig
 from uat.noise import derive
 from uat.runs import Run
-from uat.training.capture import own_stream
+from uat.training.capture import InTurn, own_stream
 from uat.training.progress import Progress
 from uat.training.surroundings import pick_device, precision, seeded
 from uat.training.trainer import ShowProgress, Trainer
@@ -45,8 +46,10 @@ def train_together(
     runs = [Run.create(config, out, resume=resume, device=chosen) for config, out in zip(configs, outs, strict=True)]
     with seeded(derive(configs[0].seed, "train"), chosen), precision(arithmetic.pop()):
         trainers = [Trainer(run, chosen) for run in runs]
+        in_turn = InTurn() if chosen.type == "cuda" else None
         for trainer in trainers:
             trainer.learner.share_device(len(trainers))
+            trainer.in_turn = in_turn
         streams = [_stream(trainers, chosen) for _ in trainers]
         turns: list[Iterator[None]] = []
         for trainer, stream in zip(trainers, streams, strict=True):

@@ -19,6 +19,7 @@ from uat.domains import Domain, episode_count, split_seed, summarised
 from uat.methods import METHODS, Phase, Policy, training_name
 from uat.noise import derive
 from uat.runs import Run, RunError, first_difference
+from uat.training.capture import InTurn
 from uat.training.checkpoint import STATE, Checkpoint, adopt
 from uat.training.epoch import Epoch
 from uat.training.optimizing import build_optimizer
@@ -118,6 +119,8 @@ class Trainer:
 
     def __init__(self, run: Run, device: torch.device, ranks: Ranks = ALONE) -> None:
         self.run, self.device, self.config, self.ranks = run, device, run.config, ranks
+        self.in_turn: InTurn | None = None
+        """Set where others train side by side on the device: their optimize steps take turns."""
         self.domain = run.config.build_domain()
         self.policy = build_policy(run.config, self.domain, device)
         self.learner = self.policy.learner
@@ -149,7 +152,7 @@ class Trainer:
         player = self.player
         if phase.behaviour is not None:
             player = Player(phase.behaviour, player.simulator, device=self.device, sampled=True)
-        return Epoch(self.config, self.learner, phase, player, self.checkpoint, self.ranks)
+        return Epoch(self.config, self.learner, phase, player, self.checkpoint, self.ranks, self.in_turn)
 
     def _train_phase(
         self, phase: Phase, progress: ShowProgress, write: Callable[[dict[str, Any]], None]

@@ -25,13 +25,17 @@ from uat.nn.kernels.triton_parts import shares
 from uat.nn.kernels.triton_step import (
     WIDEST,
     arguments,
+    draw,
     embed,
+    encoding,
     hear,
+    hearing,
     look_up,
     observed,
     pick,
     place,
     score,
+    scoring,
     served,
     think,
     told,
@@ -84,7 +88,7 @@ def _play(
     B, S, KV, POSITIONS,
     D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, F: tl.constexpr, L: tl.constexpr, A: tl.constexpr,
     A_ROOM: tl.constexpr, SCALE: tl.constexpr, REAL: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr, STAGES: tl.constexpr, SINGLE: tl.constexpr,
+    BLOCK: tl.constexpr, STAGES: tl.constexpr, SINGLE: tl.constexpr, EARLY: tl.constexpr,
     UTILITY: tl.constexpr, SAMPLED: tl.constexpr, PRECISION: tl.constexpr,
     OUTSIDE: tl.constexpr, ENCODE: tl.constexpr, WIDTH: tl.constexpr, WIDTH_ROOM: tl.constexpr, J: tl.constexpr,
     J_ROOM: tl.constexpr, HIDDEN: tl.constexpr, U: tl.constexpr, DECAY: tl.constexpr,
@@ -97,26 +101,30 @@ def _play(
     live = (seat < REAL) & (stream < B)
     action, reward = tl.full((ROWS,), -1, tl.int32), tl.zeros((ROWS,), tl.float32)
     ubar = tl.zeros((ROWS, U), tl.float32)
+    # what every step needs is read once, and stays in shared memory
+    weight, bias = encoding(encode_w, encode_b, d, WIDTH, WIDTH_ROOM, ENCODE)
+    to_score = scoring(head_w, head_b, d, a, A, D)
+    to_hear = (weight, weight, weight)
+    if UTILITY:
+        to_hear = hearing(w1_ptr, w2_ptr, regime_ptr, d, J, J_ROOM, HIDDEN, U)
     for t in tl.range(0, T, num_stages=1):
+        drawn = draw(gumbel_ptr + t * A, gumbel_stride, stream, live[:, None], a, A, SAMPLED)
         seen = LOOK(t, stream, live, o, world, T)
         length = tl.where(live, t, 0)
-        x = embed(seen, encode_w, encode_b, d, D, WIDTH, WIDTH_ROOM, ENCODE, OUTSIDE)
+        x = embed(seen, weight, bias, encode_w, d, D, ENCODE, OUTSIDE)
         x = place(x, position_ptr, norm_w, norm_b, length, d, D, POSITIONS)
         now, rho = x, x
         if UTILITY:
             said = tl.zeros((ROWS, J_ROOM), tl.float32)
             if IDS:
                 said = look_up(action, table_ptr, tl.arange(0, J_ROOM), J)
-            now, ubar, rho = hear(
-                said, reward, ubar, row < 0, w1_ptr, w2_ptr, regime_ptr, d, J, J_ROOM, HIDDEN, U, DECAY, OUTSIDE
-            )
+            now, ubar, rho = hear(said, reward, ubar, row < 0, to_hear, J, J_ROOM, DECAY, OUTSIDE)
         x = think(
             x, now, rho, length, seat, start, live, row, d,
             matrices_ptr, vectors_ptr, token_ptr, last_w, last_b, kv_ptr, B, S, KV,
-            D, H, E, F, L, SCALE, REAL, ROWS, CHUNK, BLOCK, STAGES, SINGLE, True, UTILITY, PRECISION, OUTSIDE, U,
+            D, H, E, F, L, SCALE, REAL, ROWS, CHUNK, BLOCK, STAGES, SINGLE, True, EARLY, UTILITY, PRECISION, OUTSIDE, U,
         )  # fmt: skip
-        logits = score(x, head_w, head_b, d, a, A, D, OUTSIDE)
-        action = pick(logits, gumbel_ptr + t * A, gumbel_stride, stream, live[:, None], a, A, SAMPLED)
+        action = pick(score(x, to_score, OUTSIDE), drawn, a, A, SAMPLED)
         tl.store(to_action + stream * T + t, action.to(tl.int64), mask=live & (row % H == 0))
         reward = MOVE(t, stream, live, action, world, T) * REWARDS
         tl.debug_barrier()  # keys, values and the world as they are now are read by others in the next step

@@ -28,21 +28,22 @@ from uat.nn.kernels.triton_parts import (
     diagonal,
     exp2,
     inverse,
+    late,
     norm_rows,
     normed,
+    rectified,
     rounded,
     shares,
     tanh,
-    times,
     times_loaded,
-    times_some,
 )
 from uat.nn.kernels.whole import Feedback, feedback, hidden_units, power_of_two, projections, room
 from uat.nn.utility import UtilityGates
 from uat.types import Step
 
-ROWS = 16
-"""Least rows of a matrix product on tensor cores."""
+ROWS, MOST_ROWS = 16, 32
+"""Least rows of a matrix product on tensor cores, and most that a program has registers for; a stream has a row for
+each of its heads."""
 PROGRAMS = 132
 """About as many programs as a large GPU has multiprocessors."""
 CHUNK, WARPS, STAGES = 64, 4, 3
@@ -146,14 +147,20 @@ def rounding() -> str:
 
 
 def served(streams: int, heads: int, policies: int) -> int:
-    """Streams that a program serves: as many as give each multiprocessor a program. Where several policies act side by
-    side they share two programs per multiprocessor, and each serves more streams, but no more than leave all products
-    their shapes: sums in another order would let a policy act otherwise here and there than it does alone."""
-    alone = min(ROWS, power_of_two(shares(streams, PROGRAMS)))
+    """Streams that a program serves: as many as give each multiprocessor a program; where that were more rows than a
+    product has at least, two. Where several policies act side by side they share two programs per multiprocessor, and
+    each serves more streams, but no more than leave all products their shapes: sums in another order would let a policy
+    act otherwise here and there than it does alone."""
+    alone = _among(streams, PROGRAMS)
+    if alone * heads > ROWS:
+        alone = max(1, ROWS // heads, min(_among(streams, 2 * PROGRAMS), MOST_ROWS // heads))
     if policies == 1:
         return alone
-    among = min(ROWS, power_of_two(shares(streams, max(1, 2 * PROGRAMS // policies))))
-    return max(alone, min(among, ROWS // heads))
+    return max(alone, min(_among(streams, max(1, 2 * PROGRAMS // policies)), room(alone * heads) // heads))
+
+
+def _among(streams: int, programs: int) -> int:
+    return min(ROWS, power_of_two(shares(streams, programs)))
 
 
 def _launch(
@@ -243,6 +250,7 @@ def arguments(
         "BLOCK": min(64, c.d_ff),
         "STAGES": STAGES,
         "SINGLE": cache.capacity <= CHUNK,
+        "EARLY": cache.packed.matrices.dtype == torch.float16 and d <= 64 and d * c.d_ff <= 64 * 128,
         "UTILITY": bool(told),
         "SAMPLED": gumbel is not None,
         "PRECISION": "half" if cache.packed.matrices.dtype == torch.float16 else products(),
@@ -290,6 +298,21 @@ def told(utility: UtilityGates, step: Step, ubar_BU: Tensor | None, cache: KVCac
 
 
 @triton.jit
+def _past(
+    ptr, r, s, across, seat, seats, length, most, S,
+    H: tl.constexpr, E: tl.constexpr, EVEN: tl.constexpr, TURNED: tl.constexpr,
+):  # fmt: skip
+    """Keys (TURNED: (D, S)) or values (S, D) of the steps s of stream r."""
+    there = s < (tl.where(r < seats, most, 0) if EVEN else tl.max(tl.where(seat == r, length, 0), 0))
+    at = r * H * S * E + across
+    if TURNED:
+        found = tl.load(ptr + at[:, None] + s[None, :] * E, mask=there[None, :], other=0.0)
+    else:
+        found = tl.load(ptr + at[None, :] + s[:, None] * E, mask=there[:, None], other=0.0)
+    return found
+
+
+@triton.jit
 def _look(
     q, keys_ptr, values_ptr, begin, across, seat, seats, length, most, top, mass, mixed, S,
     H: tl.constexpr, E: tl.constexpr, REAL: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
@@ -302,11 +325,8 @@ def _look(
     s = begin + tl.arange(0, CHUNK)
     logits = tl.full((ROWS, CHUNK), -float("inf"), tl.float32)
     for r in tl.range(0, REAL, num_stages=STAGES):
-        its = seat == r
-        there = s < (tl.where(r < seats, most, 0) if EVEN else tl.max(tl.where(its, length, 0), 0))
-        past = r * H * S * E + across
-        k_DS = tl.load(keys_ptr + past[:, None] + s[None, :] * E, mask=there[None, :], other=0.0)
-        logits = tl.where(its[:, None], times_loaded(q, k_DS, PRECISION), logits)
+        k_DS = _past(keys_ptr, r, s, across, seat, seats, length, most, S, H, E, EVEN, True)
+        logits = tl.where((seat == r)[:, None], times_loaded(q, k_DS, PRECISION), logits)
     logits = tl.where(s[None, :] < length[:, None], logits, -float("inf"))
     higher = tl.maximum(top, tl.max(logits, 1))
     weight, fade = exp2(logits - higher[:, None]), exp2(top - higher)
@@ -314,24 +334,31 @@ def _look(
     mixed = mixed * fade[:, None]
     weight = rounded(weight, PRECISION)
     for r in tl.range(0, REAL, num_stages=STAGES):
-        its = seat == r
-        there = s < (tl.where(r < seats, most, 0) if EVEN else tl.max(tl.where(its, length, 0), 0))
-        past = r * H * S * E + across
-        v_SD = tl.load(values_ptr + past[None, :] + s[:, None] * E, mask=there[:, None], other=0.0)
-        mixed = tl.where(its[:, None], mixed + times_loaded(weight, v_SD, PRECISION), mixed)
+        v_SD = _past(values_ptr, r, s, across, seat, seats, length, most, S, H, E, EVEN, False)
+        mixed = tl.where((seat == r)[:, None], mixed + times_loaded(weight, v_SD, PRECISION), mixed)
     return higher, mass, mixed
 
 
 @triton.jit
-def embed(
-    seen, encode_w, encode_b, d,
-    D: tl.constexpr, WIDTH: tl.constexpr, WIDTH_ROOM: tl.constexpr, ENCODE: tl.constexpr, OUTSIDE: tl.constexpr,
+def encoding(
+    encode_w, encode_b, d,
+    WIDTH: tl.constexpr, WIDTH_ROOM: tl.constexpr, ENCODE: tl.constexpr,
 ):  # fmt: skip
+    """W^E and its bias, where `embed` takes a vector."""
+    weight, bias = d, d
+    if ENCODE == "map":
+        o = tl.arange(0, WIDTH_ROOM)
+        weight = tl.load(encode_w + d[None, :] * WIDTH + o[:, None], mask=(o < WIDTH)[:, None], other=0.0)
+        bias = tl.load(encode_b + d)
+    return weight, bias
+
+
+@triton.jit
+def embed(seen, weight, bias, encode_w, d, D: tl.constexpr, ENCODE: tl.constexpr, OUTSIDE: tl.constexpr):
     """W^E o of what is seen: a vector, ids, or what is embedded already."""
     x = seen
     if ENCODE == "map":
-        o = tl.arange(0, WIDTH_ROOM)
-        x = times_some(seen, encode_w, d, o, WIDTH, OUTSIDE) + tl.load(encode_b + d)[None, :]
+        x = times_loaded(seen, weight, OUTSIDE) + bias[None, :]
     elif ENCODE == "ids":
         x = tl.load(encode_w + seen[:, None] * D + d[None, :], mask=(seen >= 0)[:, None], other=0.0)
     return x
@@ -353,18 +380,28 @@ def look_up(action, table_ptr, j, J: tl.constexpr):
 
 
 @triton.jit
+def hearing(
+    w1_ptr, w2_ptr, regime_ptr, d,
+    J: tl.constexpr, J_ROOM: tl.constexpr, HIDDEN: tl.constexpr, U: tl.constexpr,
+):  # fmt: skip
+    """The weights that `hear` takes."""
+    j, unit, u = tl.arange(0, J_ROOM), tl.arange(0, HIDDEN), tl.arange(0, U)
+    w1 = tl.load(w1_ptr + unit[None, :] * (J + 1) + j[:, None], mask=(j <= J)[:, None], other=0.0)
+    w2 = tl.load(w2_ptr + u[None, :] * HIDDEN + unit[:, None])
+    return w1, w2, tl.load(regime_ptr + d[None, :] * U + u[:, None])
+
+
+@triton.jit
 def hear(
-    said, reward, before, first, w1_ptr, w2_ptr, regime_ptr, d,
-    J: tl.constexpr, J_ROOM: tl.constexpr, HIDDEN: tl.constexpr, U: tl.constexpr, DECAY: tl.constexpr,
-    OUTSIDE: tl.constexpr,
+    said, reward, before, first, weights,
+    J: tl.constexpr, J_ROOM: tl.constexpr, DECAY: tl.constexpr, OUTSIDE: tl.constexpr,
 ):  # fmt: skip
     """From feedback, f_a(a) and r, to u, the regime state and its gate."""
-    j, unit, u = tl.arange(0, J_ROOM), tl.arange(0, HIDDEN), tl.arange(0, U)
-    said = tl.where(j[None, :] == J, reward[:, None], said)  # [f_a(a); r]
-    now = tl.maximum(times_some(said, w1_ptr, unit, j, J + 1, OUTSIDE), 0.0)
-    now = times(now, w2_ptr, u, unit, HIDDEN, OUTSIDE)
+    w1, w2, regime = weights
+    said = tl.where(tl.arange(0, J_ROOM)[None, :] == J, reward[:, None], said)  # [f_a(a); r]
+    now = times_loaded(tl.maximum(times_loaded(said, w1, OUTSIDE), 0.0), w2, OUTSIDE)
     ubar = DECAY * tl.where(first[:, None], 0.0, before) + (1 - DECAY) * now
-    return now, ubar, tanh(times(ubar, regime_ptr, d, u, U, OUTSIDE))
+    return now, ubar, tanh(times_loaded(ubar, regime, OUTSIDE))
 
 
 @triton.jit
@@ -373,8 +410,8 @@ def think(
     matrices_ptr, vectors_ptr, token_ptr, last_w, last_b, kv_ptr, B, S, KV,
     D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, F: tl.constexpr, L: tl.constexpr, SCALE: tl.constexpr,
     REAL: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-    SINGLE: tl.constexpr, EVEN: tl.constexpr, UTILITY: tl.constexpr, PRECISION: tl.constexpr, OUTSIDE: tl.constexpr,
-    U: tl.constexpr,
+    SINGLE: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr, UTILITY: tl.constexpr, PRECISION: tl.constexpr,
+    OUTSIDE: tl.constexpr, U: tl.constexpr,
 ):  # fmt: skip
     """All layers and the last norm: h of this step. Its keys and values go to the cache; length: the steps before it.
     EVEN: as many for all."""
@@ -386,26 +423,37 @@ def think(
     cell = seat[:, None] * H * S * E + across[None, :] + length[:, None] * E
     square = d[None, :] * D + d[:, None]
     token = d[None, :] * U + u[:, None]
+    projections: tl.constexpr = 6 * D * D + 3 * H * E * E if UTILITY else 3 * D * D
+    each: tl.constexpr = projections + D * D + 2 * F * D
 
     w, vectors, all_keys = matrices_ptr, vectors_ptr, tl.cast(KV, tl.int64)
     keys_ptr = kv_ptr + tl.cast(start, tl.int64) * H * S * E  # of these streams: places among them fit 32 bits
     for layer in tl.range(0, L, num_stages=1):
         # small things are asked for early: a wait for each of them would cost as much as a product
-        rest = w + 3 * D * D
-        if UTILITY:
-            rest += 3 * D * D + 3 * H * E * E
+        rest = w + projections
         up = rest + D * D
         down = up + F * D
         norm_1w, norm_1b, out_b = tl.load(vectors + d), tl.load(vectors + D + d), tl.load(vectors + 2 * D + d)
         norm_2w, norm_2b = tl.load(vectors + 3 * D + d), tl.load(vectors + 4 * D + d)
         down_b = tl.load(vectors + 5 * D + d)
         blocks, block = tl.arange(0, F // BLOCK), tl.arange(0, BLOCK)
-        up_b = tl.load(vectors + 6 * D + blocks[:, None] * BLOCK + block[None, :])
+        if EARLY:
+            up_b = tl.load(vectors + 6 * D + tl.arange(0, F))
+        else:
+            up_b = tl.load(vectors + 6 * D + blocks[:, None] * BLOCK + block[None, :])
 
-        # projections, in one loop so that the next weights are under way while these are used
+        g = x
+        if UTILITY:
+            w_token = tl.load(token_ptr + layer * D * U + token)
         y = normed(x, norm_1w, norm_1b, D)
         if UTILITY:
-            g = tanh(times_loaded(now, tl.load(token_ptr + layer * D * U + token), OUTSIDE))
+            g = tanh(times_loaded(now, late(w_token), OUTSIDE))
+
+        all_at_once: tl.constexpr = EARLY and SINGLE and REAL <= 4
+        if all_at_once:
+            p = tl.arange(0, CHUNK)
+
+        # projections, in one loop so that the next weights are under way while these are used
         q, k, v = y, y, y
         for part in tl.range(0, 3, num_stages=STAGES):
             out = times_loaded(y, tl.load(w + part * D * D + square), PRECISION)
@@ -427,7 +475,37 @@ def think(
         top = tl.sum(q * k, 1)
         q = rounded(q, PRECISION)
         mass = tl.full((ROWS,), 1.0, tl.float32)
-        if SINGLE:
+        if all_at_once:
+            k0 = _past(keys_ptr, 0, p, across, seat, seats, length, most, S, H, E, EVEN, True)
+            if REAL > 1:
+                k1 = _past(keys_ptr, 1, p, across, seat, seats, length, most, S, H, E, EVEN, True)
+            if REAL > 2:
+                k2 = _past(keys_ptr, 2, p, across, seat, seats, length, most, S, H, E, EVEN, True)
+                k3 = _past(keys_ptr, 3, p, across, seat, seats, length, most, S, H, E, EVEN, True)
+            v0 = _past(values_ptr, 0, p, across, seat, seats, length, most, S, H, E, EVEN, False)
+            if REAL > 1:
+                v1 = _past(values_ptr, 1, p, across, seat, seats, length, most, S, H, E, EVEN, False)
+            logits = times_loaded(q, late(k0), PRECISION)
+            if REAL > 1:
+                logits = tl.where((seat == 1)[:, None], times_loaded(q, late(k1), PRECISION), logits)
+            if REAL > 2:
+                v2 = _past(values_ptr, 2, p, across, seat, seats, length, most, S, H, E, EVEN, False)
+                logits = tl.where((seat == 2)[:, None], times_loaded(q, late(k2), PRECISION), logits)
+                v3 = _past(values_ptr, 3, p, across, seat, seats, length, most, S, H, E, EVEN, False)
+                logits = tl.where((seat == 3)[:, None], times_loaded(q, late(k3), PRECISION), logits)
+            logits = tl.where(p[None, :] < length[:, None], logits, -float("inf"))
+            higher = tl.maximum(top, tl.max(logits, 1))
+            weight, fade = exp2(logits - higher[:, None]), exp2(top - higher)
+            mass = fade + tl.sum(weight, 1)
+            own = v * fade[:, None]
+            weight = rounded(weight, PRECISION)
+            mixed = own + times_loaded(weight, late(v0), PRECISION)
+            if REAL > 1:
+                mixed = tl.where((seat == 1)[:, None], own + times_loaded(weight, late(v1), PRECISION), mixed)
+            if REAL > 2:
+                mixed = tl.where((seat == 2)[:, None], own + times_loaded(weight, late(v2), PRECISION), mixed)
+                mixed = tl.where((seat == 3)[:, None], own + times_loaded(weight, late(v3), PRECISION), mixed)
+        elif SINGLE:
             top, mass, mixed = _look(
                 q, keys_ptr, values_ptr, 0, across, seat, seats, length, most, top, mass, v,
                 S, H, E, REAL, ROWS, CHUNK, STAGES, EVEN, PRECISION,
@@ -440,37 +518,62 @@ def think(
                     S, H, E, REAL, ROWS, CHUNK, 1, EVEN, PRECISION,
                 )  # fmt: skip
                 begin += CHUNK
+        if EARLY:
+            f = tl.arange(0, F)
+            w_up = tl.load(up + f[None, :] * D + d[:, None])
         h = times_loaded(same, tl.where(mine, mixed * inverse(mass)[:, None], 0.0), PRECISION)
 
-        # out, feed-forward: hidden units a block at a time
-        x += times_loaded(h, w_out, PRECISION) + out_b[None, :]
+        # out, feed-forward: all hidden units at once where registers hold what is on its way, else some at a time
+        x += times_loaded(h, late(w_out), PRECISION) + out_b[None, :]
+        if EARLY:
+            w_down = tl.load(down + d[None, :] * F + f[:, None])
         y = normed(x, norm_2w, norm_2b, D)
-        change = tl.zeros((ROWS, D), tl.float32)
-        for part in tl.range(0, F // BLOCK, num_stages=STAGES):
-            f = part * BLOCK + block
-            hidden = times_loaded(y, tl.load(up + f[None, :] * D + d[:, None]), PRECISION)
-            hidden += tl.sum(tl.where((blocks == part)[:, None], up_b, 0.0), 0)[None, :]
-            change += times_loaded(tl.maximum(hidden, 0.0), tl.load(down + d[None, :] * F + f[:, None]), PRECISION)
+        if EARLY:
+            hidden = rectified(times_loaded(y, late(w_up), PRECISION) + up_b[None, :], PRECISION)
+            change = times_loaded(hidden, late(w_down), PRECISION)
+        else:
+            change = tl.zeros((ROWS, D), tl.float32)
+            for part in tl.range(0, F // BLOCK, num_stages=STAGES):
+                f = part * BLOCK + block
+                hidden = times_loaded(y, tl.load(up + f[None, :] * D + d[:, None]), PRECISION)
+                hidden += tl.sum(tl.where((blocks == part)[:, None], up_b, 0.0), 0)[None, :]
+                change += times_loaded(tl.maximum(hidden, 0.0), tl.load(down + d[None, :] * F + f[:, None]), PRECISION)
         x += change + down_b[None, :]
         keys_ptr += 2 * all_keys
-        w = down + D * F
+        w += each
         vectors += 6 * D + F
     return norm_rows(x, last_w, last_b, d, D)
 
 
 @triton.jit
-def score(x, head_w, head_b, d, a, A: tl.constexpr, D: tl.constexpr, OUTSIDE: tl.constexpr):
-    """Logits."""
+def scoring(head_w, head_b, d, a, A: tl.constexpr, D: tl.constexpr):
+    """The weights that `score` takes."""
     weight_DA = tl.load(head_w + a[None, :] * D + d[:, None], mask=(a < A)[None, :], other=0.0)
-    return times_loaded(x, weight_DA, OUTSIDE) + tl.load(head_b + a, mask=a < A, other=0.0)[None, :]
+    return weight_DA, tl.load(head_b + a, mask=a < A, other=0.0)
 
 
 @triton.jit
-def pick(logits, gumbel_ptr, gumbel_stride, stream, alive, a, A: tl.constexpr, SAMPLED: tl.constexpr):
-    """The arg-max, with Gumbel noise a sample; an action also where logits are not numbers."""
-    possible = alive & (a < A)[None, :]
+def score(x, weights, OUTSIDE: tl.constexpr):
+    """Logits."""
+    weight_DA, bias_A = weights
+    return times_loaded(x, weight_DA, OUTSIDE) + bias_A[None, :]
+
+
+@triton.jit
+def draw(gumbel_ptr, gumbel_stride, stream, alive, a, A: tl.constexpr, SAMPLED: tl.constexpr):
+    """Gumbel noise for `pick`, where actions are sampled."""
+    drawn = a[None, :].to(tl.float32)
     if SAMPLED:
-        logits += tl.load(gumbel_ptr + stream[:, None] * gumbel_stride + a[None, :], mask=possible, other=0.0)
+        at = gumbel_ptr + stream[:, None] * gumbel_stride + a[None, :]
+        drawn = tl.load(at, mask=alive & (a < A)[None, :], other=0.0)
+    return drawn
+
+
+@triton.jit
+def pick(logits, drawn, a, A: tl.constexpr, SAMPLED: tl.constexpr):
+    """The arg-max, with Gumbel noise a sample; an action also where logits are not numbers."""
+    if SAMPLED:
+        logits += drawn
     logits = tl.where((a < A)[None, :], logits, -float("inf"))
     return tl.minimum(tl.argmax(logits, 1), A - 1)
 
@@ -483,7 +586,7 @@ def _step(
     out_ptr, choice_ptr, B, S, KV, POSITIONS,
     D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, F: tl.constexpr, L: tl.constexpr, A: tl.constexpr,
     A_ROOM: tl.constexpr, SCALE: tl.constexpr, REAL: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr, STAGES: tl.constexpr, SINGLE: tl.constexpr,
+    BLOCK: tl.constexpr, STAGES: tl.constexpr, SINGLE: tl.constexpr, EARLY: tl.constexpr,
     UTILITY: tl.constexpr, HEAD: tl.constexpr, MASKED: tl.constexpr, SAMPLED: tl.constexpr, PRECISION: tl.constexpr,
     OUTSIDE: tl.constexpr, ENCODE: tl.constexpr, WIDTH: tl.constexpr, WIDTH_ROOM: tl.constexpr, J: tl.constexpr,
     J_ROOM: tl.constexpr, HIDDEN: tl.constexpr, U: tl.constexpr, UBAR: tl.constexpr, DECAY: tl.constexpr,
@@ -509,7 +612,8 @@ def _step(
         seen = tl.load(obs_ptr + stream, mask=live, other=-1)
     else:
         seen = tl.load(obs_ptr + stream[:, None] * D + d[None, :], mask=alive, other=0.0)
-    x = embed(seen, encode_w, encode_b, d, D, WIDTH, WIDTH_ROOM, ENCODE, OUTSIDE)
+    weight, bias = encoding(encode_w, encode_b, d, WIDTH, WIDTH_ROOM, ENCODE)
+    x = embed(seen, weight, bias, encode_w, d, D, ENCODE, OUTSIDE)
     if ENCODE != "token":
         x = place(x, position_ptr, norm_w, norm_b, length, d, D, POSITIONS)
 
@@ -525,16 +629,15 @@ def _step(
         reward = tl.load(reward_ptr + stream, mask=live, other=0.0)
         at, kept = stream[:, None] * UBAR + u[None, :], alive & (u < UBAR)[None, :]
         before = tl.load(ubar_ptr + at, mask=kept, other=0.0)
-        now, ubar, rho = hear(
-            said, reward, before, first, w1_ptr, w2_ptr, regime_ptr, d, J, J_ROOM, HIDDEN, U, DECAY, OUTSIDE
-        )
+        weights = hearing(w1_ptr, w2_ptr, regime_ptr, d, J, J_ROOM, HIDDEN, U)
+        now, ubar, rho = hear(said, reward, before, first, weights, J, J_ROOM, DECAY, OUTSIDE)
         tl.debug_barrier()  # all rows of a stream have read it
         tl.store(ubar_ptr + at, ubar, mask=kept & own[:, None])
 
     x = think(
         x, now, rho, length, seat, start, live, row, d,
         matrices_ptr, vectors_ptr, token_ptr, last_w, last_b, kv_ptr, B, S, KV,
-        D, H, E, F, L, SCALE, REAL, ROWS, CHUNK, BLOCK, STAGES, SINGLE, False, UTILITY, PRECISION, OUTSIDE, U,
+        D, H, E, F, L, SCALE, REAL, ROWS, CHUNK, BLOCK, STAGES, SINGLE, False, EARLY, UTILITY, PRECISION, OUTSIDE, U,
     )  # fmt: skip
     tl.store(length_ptr + stream, (length + 1).to(tl.int64), mask=own)
 
@@ -542,13 +645,13 @@ def _step(
     if HEAD:
         a = tl.arange(0, A_ROOM)
         possible = alive & (a < A)[None, :]
-        logits = score(x, head_w, head_b, d, a, A, D, OUTSIDE)
+        logits = score(x, scoring(head_w, head_b, d, a, A, D), OUTSIDE)
         at = stream[:, None] * A + a[None, :]
         if MASKED:
             may = tl.load(allowed_ptr + at, mask=possible, other=0) != 0
             logits = tl.where(may, logits, -float("inf"))
         tl.store(out_ptr + at, logits, mask=possible & own[:, None])
-        best = pick(logits, gumbel_ptr, gumbel_stride, stream, alive, a, A, SAMPLED)
+        best = pick(logits, draw(gumbel_ptr, gumbel_stride, stream, alive, a, A, SAMPLED), a, A, SAMPLED)
         tl.store(choice_ptr + stream, best.to(tl.int64), mask=own)
     else:
         tl.store(out_ptr + stream[:, None] * D + d[None, :], x, mask=own[:, None])
