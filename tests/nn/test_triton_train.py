@@ -21,8 +21,7 @@ from uat.methods import METHODS
 from uat.methods.policy import TransformerPolicy
 from uat.nn.kernels import triton_outer
 from uat.nn.kernels.triton_dropout import fused_dropout
-from uat.nn.kernels.triton_outer import added
-from uat.nn.kernels.triton_outer import outers_alone
+from uat.nn.kernels.triton_outer import added, outers_alone
 from uat.nn.kernels.triton_parts import dropped, kept
 from uat.nn.kernels.triton_train import fused_attend
 from uat.types import Batch, Discrete, Spec, Vector

@@ -48,6 +48,8 @@ PROGRAMS = 132
 """About as many programs as a large GPU has multiprocessors."""
 CHUNK, WARPS, STAGES = 64, 4, 3
 """Cached steps that are read at a time, warps of a program, and blocks of weights under way at a time."""
+HELD = 64 * 128
+"""Most weights of a matrix that registers hold while they are on their way."""
 WIDEST = 128
 """Most entries of an observation, or actions, that are read inside the kernel; more are read outside."""
 
@@ -250,7 +252,7 @@ def arguments(
         "BLOCK": min(64, c.d_ff),
         "STAGES": STAGES,
         "SINGLE": cache.capacity <= CHUNK,
-        "EARLY": cache.packed.matrices.dtype == torch.float16 and d <= 64 and d * c.d_ff <= 64 * 128,
+        "EARLY": cache.packed.matrices.dtype == torch.float16 and d <= 64 and d * c.d_ff <= HELD,
         "UTILITY": bool(told),
         "SAMPLED": gumbel is not None,
         "PRECISION": "half" if cache.packed.matrices.dtype == torch.float16 else products(),
@@ -337,6 +339,46 @@ def _look(
         v_SD = _past(values_ptr, r, s, across, seat, seats, length, most, S, H, E, EVEN, False)
         mixed = tl.where((seat == r)[:, None], mixed + times_loaded(weight, v_SD, PRECISION), mixed)
     return higher, mass, mixed
+
+
+@triton.jit
+def _look_at_once(
+    q, v, top, keys_ptr, values_ptr, across, seat, seats, length, most, S,
+    H: tl.constexpr, E: tl.constexpr, REAL: tl.constexpr, CHUNK: tl.constexpr, EVEN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The same for a past of one chunk and one, two or four streams, whose keys and values registers hold: all of them
+    are asked for before any is needed. v: this step's own value."""
+    s = tl.arange(0, CHUNK)
+    k0 = _past(keys_ptr, 0, s, across, seat, seats, length, most, S, H, E, EVEN, True)
+    if REAL > 1:
+        k1 = _past(keys_ptr, 1, s, across, seat, seats, length, most, S, H, E, EVEN, True)
+    if REAL > 2:
+        k2 = _past(keys_ptr, 2, s, across, seat, seats, length, most, S, H, E, EVEN, True)
+        k3 = _past(keys_ptr, 3, s, across, seat, seats, length, most, S, H, E, EVEN, True)
+    v0 = _past(values_ptr, 0, s, across, seat, seats, length, most, S, H, E, EVEN, False)
+    if REAL > 1:
+        v1 = _past(values_ptr, 1, s, across, seat, seats, length, most, S, H, E, EVEN, False)
+    logits = times_loaded(q, late(k0), PRECISION)
+    if REAL > 1:
+        logits = tl.where((seat == 1)[:, None], times_loaded(q, late(k1), PRECISION), logits)
+    if REAL > 2:
+        v2 = _past(values_ptr, 2, s, across, seat, seats, length, most, S, H, E, EVEN, False)
+        logits = tl.where((seat == 2)[:, None], times_loaded(q, late(k2), PRECISION), logits)
+        v3 = _past(values_ptr, 3, s, across, seat, seats, length, most, S, H, E, EVEN, False)
+        logits = tl.where((seat == 3)[:, None], times_loaded(q, late(k3), PRECISION), logits)
+    logits = tl.where(s[None, :] < length[:, None], logits, -float("inf"))
+    higher = tl.maximum(top, tl.max(logits, 1))
+    weight, fade = exp2(logits - higher[:, None]), exp2(top - higher)
+    mass, own = fade + tl.sum(weight, 1), v * fade[:, None]
+    weight = rounded(weight, PRECISION)
+    mixed = own + times_loaded(weight, late(v0), PRECISION)
+    if REAL > 1:
+        mixed = tl.where((seat == 1)[:, None], own + times_loaded(weight, late(v1), PRECISION), mixed)
+    if REAL > 2:
+        mixed = tl.where((seat == 2)[:, None], own + times_loaded(weight, late(v2), PRECISION), mixed)
+        mixed = tl.where((seat == 3)[:, None], own + times_loaded(weight, late(v3), PRECISION), mixed)
+    return mass, mixed
 
 
 @triton.jit
@@ -436,9 +478,9 @@ def think(
         norm_1w, norm_1b, out_b = tl.load(vectors + d), tl.load(vectors + D + d), tl.load(vectors + 2 * D + d)
         norm_2w, norm_2b = tl.load(vectors + 3 * D + d), tl.load(vectors + 4 * D + d)
         down_b = tl.load(vectors + 5 * D + d)
-        blocks, block = tl.arange(0, F // BLOCK), tl.arange(0, BLOCK)
+        f, blocks, block = tl.arange(0, F), tl.arange(0, F // BLOCK), tl.arange(0, BLOCK)
         if EARLY:
-            up_b = tl.load(vectors + 6 * D + tl.arange(0, F))
+            up_b = tl.load(vectors + 6 * D + f)
         else:
             up_b = tl.load(vectors + 6 * D + blocks[:, None] * BLOCK + block[None, :])
 
@@ -448,10 +490,6 @@ def think(
         y = normed(x, norm_1w, norm_1b, D)
         if UTILITY:
             g = tanh(times_loaded(now, late(w_token), OUTSIDE))
-
-        all_at_once: tl.constexpr = EARLY and SINGLE and REAL <= 4
-        if all_at_once:
-            p = tl.arange(0, CHUNK)
 
         # projections, in one loop so that the next weights are under way while these are used
         q, k, v = y, y, y
@@ -475,36 +513,11 @@ def think(
         top = tl.sum(q * k, 1)
         q = rounded(q, PRECISION)
         mass = tl.full((ROWS,), 1.0, tl.float32)
-        if all_at_once:
-            k0 = _past(keys_ptr, 0, p, across, seat, seats, length, most, S, H, E, EVEN, True)
-            if REAL > 1:
-                k1 = _past(keys_ptr, 1, p, across, seat, seats, length, most, S, H, E, EVEN, True)
-            if REAL > 2:
-                k2 = _past(keys_ptr, 2, p, across, seat, seats, length, most, S, H, E, EVEN, True)
-                k3 = _past(keys_ptr, 3, p, across, seat, seats, length, most, S, H, E, EVEN, True)
-            v0 = _past(values_ptr, 0, p, across, seat, seats, length, most, S, H, E, EVEN, False)
-            if REAL > 1:
-                v1 = _past(values_ptr, 1, p, across, seat, seats, length, most, S, H, E, EVEN, False)
-            logits = times_loaded(q, late(k0), PRECISION)
-            if REAL > 1:
-                logits = tl.where((seat == 1)[:, None], times_loaded(q, late(k1), PRECISION), logits)
-            if REAL > 2:
-                v2 = _past(values_ptr, 2, p, across, seat, seats, length, most, S, H, E, EVEN, False)
-                logits = tl.where((seat == 2)[:, None], times_loaded(q, late(k2), PRECISION), logits)
-                v3 = _past(values_ptr, 3, p, across, seat, seats, length, most, S, H, E, EVEN, False)
-                logits = tl.where((seat == 3)[:, None], times_loaded(q, late(k3), PRECISION), logits)
-            logits = tl.where(p[None, :] < length[:, None], logits, -float("inf"))
-            higher = tl.maximum(top, tl.max(logits, 1))
-            weight, fade = exp2(logits - higher[:, None]), exp2(top - higher)
-            mass = fade + tl.sum(weight, 1)
-            own = v * fade[:, None]
-            weight = rounded(weight, PRECISION)
-            mixed = own + times_loaded(weight, late(v0), PRECISION)
-            if REAL > 1:
-                mixed = tl.where((seat == 1)[:, None], own + times_loaded(weight, late(v1), PRECISION), mixed)
-            if REAL > 2:
-                mixed = tl.where((seat == 2)[:, None], own + times_loaded(weight, late(v2), PRECISION), mixed)
-                mixed = tl.where((seat == 3)[:, None], own + times_loaded(weight, late(v3), PRECISION), mixed)
+        if EARLY and SINGLE and REAL <= 4:
+            mass, mixed = _look_at_once(
+                q, v, top, keys_ptr, values_ptr, across, seat, seats, length, most,
+                S, H, E, REAL, CHUNK, EVEN, PRECISION,
+            )  # fmt: skip
         elif SINGLE:
             top, mass, mixed = _look(
                 q, keys_ptr, values_ptr, 0, across, seat, seats, length, most, top, mass, v,
@@ -519,7 +532,6 @@ def think(
                 )  # fmt: skip
                 begin += CHUNK
         if EARLY:
-            f = tl.arange(0, F)
             w_up = tl.load(up + f[None, :] * D + d[:, None])
         h = times_loaded(same, tl.where(mine, mixed * inverse(mass)[:, None], 0.0), PRECISION)
 
@@ -534,10 +546,10 @@ def think(
         else:
             change = tl.zeros((ROWS, D), tl.float32)
             for part in tl.range(0, F // BLOCK, num_stages=STAGES):
-                f = part * BLOCK + block
-                hidden = times_loaded(y, tl.load(up + f[None, :] * D + d[:, None]), PRECISION)
+                b = part * BLOCK + block
+                hidden = times_loaded(y, tl.load(up + b[None, :] * D + d[:, None]), PRECISION)
                 hidden += tl.sum(tl.where((blocks == part)[:, None], up_b, 0.0), 0)[None, :]
-                change += times_loaded(tl.maximum(hidden, 0.0), tl.load(down + d[None, :] * F + f[:, None]), PRECISION)
+                change += times_loaded(tl.maximum(hidden, 0.0), tl.load(down + d[None, :] * F + b[:, None]), PRECISION)
         x += change + down_b[None, :]
         keys_ptr += 2 * all_keys
         w += each
