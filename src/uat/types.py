@@ -378,8 +378,9 @@ class Inside:
     """Worlds that are played inside a policy's kernel: two Triton functions, and what these read and write.
 
     look(t, stream, live, o, world, T) gives what the streams observe at step t, a row each, and notes what belongs to
-    that step; move(t, stream, live, action, world, T) gives their rewards, and notes where the worlds are then. All
-    wait for each other after a move.
+    that step; move(t, stream, live, action, world, T) gives their rewards, and notes where the worlds are then. A
+    stream may have several rows, which are alike: none may write what another still reads. All wait for each other
+    after a move.
     """
 
     look: Any

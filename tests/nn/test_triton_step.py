@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -19,6 +20,7 @@ from uat.acting import choose
 from uat.bench.steps import plain
 from uat.methods import METHODS
 from uat.methods.policy import TransformerPolicy
+from uat.nn import kernels
 from uat.nn.cache import KVCache
 from uat.nn.kernels import triton_step
 from uat.nn.kernels.triton_step import ROWS, WIDEST, served, unfit
@@ -233,6 +235,16 @@ def test_an_action_is_chosen_also_where_logits_are_no_numbers() -> None:
 )
 def test_fused_step_equals_the_slow_one_at_full_size(method: str, streams: int, steps: int) -> None:
     assert worst_difference(build(method, **FULL), streams, steps) < 1e-5
+
+
+@pytest.mark.parametrize(("capability", "hip"), [((7, 5), None), ((9, 0), "6.4")])
+def test_gpus_without_the_instructions_that_kernels_name_are_refused(
+    capability: tuple[int, int], hip: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    elsewhere: Any = SimpleNamespace(positions=SimpleNamespace(device=torch.device("cuda")))
+    assert "NVIDIA GPU of compute capability 8.0" in (kernels.unfit(elsewhere, None) or "")
 
 
 @pytest.mark.parametrize("streams", [1, 3, 7])

@@ -22,6 +22,8 @@ def unfit(backbone: Transformer, utility: UtilityGates | None) -> str | None:
         return "the fused step needs CUDA"
     if importlib.util.find_spec("triton") is None:
         return "the fused step needs triton"
+    if torch.version.hip is not None or torch.cuda.get_device_capability(backbone.positions.device) < (8, 0):
+        return "the fused step needs an NVIDIA GPU of compute capability 8.0 or newer, whose instructions it names"
     from uat.nn.kernels.triton_step import unfit as too_odd
 
     reason = too_odd(backbone, utility)
