@@ -584,8 +584,9 @@ def _attend_backward(
         used = tl.where(stays, weight * (1 / (1 - DROP)), 0.0)
     dv = times_loaded(tl.trans(rounded(used, PRECISION)), dh, PRECISION)
     tl.store(dqkv_ptr + 2 * D + at, rounded(dv, PRECISION), mask=live)
-    dused = used * times_loaded(dh, tl.trans(v), PRECISION)
+    scaled_dh = rounded(dh.to(tl.float32) * SCALE, PRECISION)  # here it is fewest multiplications
+    dused = used * times_loaded(scaled_dh, tl.trans(v), PRECISION)
     dlogits = rounded(dused - weight * tl.sum(dused, 1)[:, None], PRECISION)
     dq, dk = times_loaded(dlogits, k, PRECISION), times_loaded(tl.trans(dlogits), q, PRECISION)
-    tl.store(dqkv_ptr + at, rounded(dq * SCALE, PRECISION), mask=live)
-    tl.store(dqkv_ptr + D + at, rounded(dk * SCALE, PRECISION), mask=live)
+    tl.store(dqkv_ptr + at, rounded(dq, PRECISION), mask=live)
+    tl.store(dqkv_ptr + D + at, rounded(dk, PRECISION), mask=live)
