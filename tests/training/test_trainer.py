@@ -35,6 +35,7 @@ from uat.methods.uat import UAT
 from uat.nn.heads import build_head
 from uat.runs import Run, load_policy, read_tensors
 from uat.training import train
+from uat.training.trainer import fetched
 from uat.types import Batch, Losses, Metric, Spec, Step
 
 pytestmark = pytest.mark.usefixtures("save_always")  # so that a kill can come after any checkpoint
@@ -110,6 +111,26 @@ def test_cuda_without_cuda_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("without_tensorboard")
+def test_numbers_are_fetched_from_the_device_in_one_copy_of_each_type() -> None:
+    third, loss = torch.tensor(1 / 3, dtype=torch.float64), torch.tensor([0.1])
+    rows = [
+        {"epoch": 1, "phase": "all", "loss": loss},
+        {"epoch": 2, "loss": loss + 1, "validation": third, "ok": loss > 0},
+    ]
+
+    def waits(_: Tensor) -> float:
+        raise AssertionError("one by one each number waits for the device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tensor, "item", waits)
+        found = fetched(rows)
+    assert found == [
+        {"epoch": 1, "phase": "all", "loss": loss.item()},
+        {"epoch": 2, "loss": (loss + 1).item(), "validation": 1 / 3, "ok": True},
+    ]
+    assert isinstance(rows[0]["loss"], Tensor)
+
+
 def test_patience_stops_and_the_best_epoch_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny(train__epochs=50, train__validate_every=1, train__patience=3)
     judged(monkeypatch, 0.1, 0.3, 0.2, 0.3, 0.29, 0.9)

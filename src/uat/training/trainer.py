@@ -175,7 +175,7 @@ class Trainer:
                     }
                 yield
                 if standing.settled:
-                    rows, pending = [_read(row) for row in pending], []
+                    rows, pending = fetched(pending), []
                     note = self._settle(rows, judge.metric)
                     now = time.perf_counter()
                     self.run.append("timing.jsonl", [{"epoch": standing.total, "seconds": now - since}])
@@ -238,8 +238,19 @@ class Trainer:
         return self.standing.best_value is not None and waited >= self.config.train.patience
 
 
-def _read(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: value.item() if isinstance(value, Tensor) else value for name, value in row.items()}
+def fetched(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with the numbers that lay on the device, all of one type in one copy: each copy waits for the device."""
+    places: dict[torch.dtype, list[tuple[int, str]]] = {}
+    for index, row in enumerate(rows):
+        for name, value in row.items():
+            if isinstance(value, Tensor):
+                places.setdefault(value.dtype, []).append((index, name))
+    found = [dict(row) for row in rows]
+    for its in places.values():
+        numbers = torch.stack([rows[index][name].detach().reshape(()) for index, name in its]).tolist()
+        for (index, name), number in zip(its, numbers, strict=True):
+            found[index][name] = number
+    return found
 
 
 @contextlib.contextmanager
