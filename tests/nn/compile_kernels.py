@@ -4,7 +4,8 @@ and those of the worlds.
     python -m tests.nn.compile_kernels 90 tf32 uat dt
     python -m tests.nn.compile_kernels 90 fp32 uat method.d_model=32 method.num_heads=2 _step _play
 
-Words with "=" are settings; those that start with "_" are the only kernels to compile.
+Words with "=" are settings; those that start with "_" are the only kernels to compile; "gates-outside" has gates made
+by torch, in float32, as where there are many actions.
 Prints one JSON line per kernel: name, registers per thread, bytes spilled, shared memory.
 """
 
@@ -26,7 +27,7 @@ from triton.runtime.jit import JITFunction
 
 from uat.config import override
 from uat.methods.policy import TransformerPolicy
-from uat.nn.kernels import triton_block
+from uat.nn.kernels import triton_block, triton_gates
 from uat.recipes import recipe
 from uat.training.trainer import build_policy
 from uat.types import Batch, Step
@@ -90,7 +91,9 @@ class Compiler:
 
 def main(architecture: str, precision: str, *given: str) -> None:
     changes = {name: int(value) for name, _, value in (word.partition("=") for word in given if "=" in word)}
-    methods = [word for word in given if "=" not in word and not word.startswith("_")]
+    methods = [word for word in given if "=" not in word and not word.startswith("_") and word != "gates-outside"]
+    if "gates-outside" in given:
+        triton_gates.MOST_ACTIONS = 0
     compiler = Compiler(int(architecture), [word for word in given if word.startswith("_")])
     JITFunction.run = lambda self, *args, grid, warmup, **given: compiler.launch(self, *args, **given)  # pyright: ignore[reportAttributeAccessIssue]
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"

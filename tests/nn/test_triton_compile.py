@@ -19,6 +19,8 @@ SMALL = ("method.d_model=32", "method.num_heads=2", "method.d_ff=64")
 """A width that is not the number of steps read at a time: shapes that must not be mistaken for each other."""
 
 
+WIDE, HALF_WIDE = ("method.d_utility=256", "method.d_hidden=128"), ("method.d_utility=64", "method.d_hidden=64")
+"""Gates whose weights take much of shared memory."""
 ALL = {"_step", "_play", "_rows_backward", "_attend_backward", "_gates_backward", "_outers"}
 
 
@@ -26,7 +28,11 @@ ALL = {"_step", "_play", "_rows_backward", "_attend_backward", "_gates_backward"
     ("architecture", "precision", "given"),
     [
         ("90", "fp32", ("uat", *SMALL, "_step", "_play")),
-        ("90", "tf32", ("uat", *SMALL, "_step", "_play")),
+        ("90", "tf32", ("uat", "gates-outside", "_project_weights")),
+        pytest.param("90", "tf32", ("uat", *SMALL, "_step", "_play"), marks=pytest.mark.slow),
+        pytest.param("90", "tf32", ("uat", *WIDE, "_step", "_play"), marks=pytest.mark.slow),
+        pytest.param("80", "fp32", ("uat", *HALF_WIDE, "_step", "_play"), marks=pytest.mark.slow),
+        pytest.param("90", "tf32", ("uat", "gates-outside"), marks=pytest.mark.slow),
         pytest.param("90", "tf32", ("uat", "vanilla", "dt"), marks=pytest.mark.slow),
         pytest.param("90", "fp32", ("uat", *SMALL), marks=pytest.mark.slow),
         pytest.param("80", "tf32", ("uat",), marks=pytest.mark.slow),
@@ -48,7 +54,10 @@ def test_kernels_compile_and_keep_to_their_registers(
     assert found.returncode == 0, found.stderr[-2000:]
     kernels = [json.loads(line) for line in found.stdout.splitlines()]
     only = {word for word in given if word.startswith("_")}
-    assert (only or ALL) <= {kernel["kernel"] for kernel in kernels}
+    assert (only or ALL - ({"_gates_backward"} if "gates-outside" in given else set())) <= {
+        kernel["kernel"] for kernel in kernels
+    }
+    most = 4 * SPILLED if {*WIDE, *HALF_WIDE} & {*given} else SPILLED
     for kernel in kernels:
-        assert kernel["spilled"] <= SPILLED, kernel
+        assert kernel["spilled"] <= most, kernel
         assert kernel["shared"] <= 160 * 1024, kernel

@@ -305,6 +305,9 @@ def test_utilities_that_are_too_wide_are_named() -> None:
 
 
 def test_wide_gates_take_the_slow_step_and_wide_blocks_without_them_do_not() -> None:
+    many = build("uat", d_utility=256, d_hidden=256)
+    assert "as 32,768, and they are 65,536" in (unfit(many.backbone, many.gates) or "")
+    assert unfit((few := build("uat", d_utility=256, d_hidden=128)).backbone, few.gates) is None
     wide = build("uat", d_model=128, num_heads=4)
     assert "d_model of at most 64, and it is 128" in (unfit(wide.backbone, wide.gates) or "")
     assert unfit(wide.backbone, None) is None

@@ -110,7 +110,6 @@ def test_cuda_without_cuda_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 # ---------------------------------------------------------------- the best checkpoint, and when to stop
 
 
-@pytest.mark.usefixtures("without_tensorboard")
 def test_numbers_are_fetched_from_the_device_in_one_copy_of_each_type() -> None:
     third, loss = torch.tensor(1 / 3, dtype=torch.float64), torch.tensor([0.1])
     rows = [
@@ -131,6 +130,7 @@ def test_numbers_are_fetched_from_the_device_in_one_copy_of_each_type() -> None:
     assert isinstance(rows[0]["loss"], Tensor)
 
 
+@pytest.mark.usefixtures("without_tensorboard")
 def test_patience_stops_and_the_best_epoch_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny(train__epochs=50, train__validate_every=1, train__patience=3)
     judged(monkeypatch, 0.1, 0.3, 0.2, 0.3, 0.29, 0.9)

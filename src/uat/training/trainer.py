@@ -240,11 +240,11 @@ class Trainer:
 
 def fetched(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows with the numbers that lay on the device, all of one type in one copy: each copy waits for the device."""
-    places: dict[torch.dtype, list[tuple[int, str]]] = {}
+    places: dict[Any, list[tuple[int, str]]] = {}
     for index, row in enumerate(rows):
         for name, value in row.items():
             if isinstance(value, Tensor):
-                places.setdefault(value.dtype, []).append((index, name))
+                places.setdefault((value.dtype, value.device), []).append((index, name))
     found = [dict(row) for row in rows]
     for its in places.values():
         numbers = torch.stack([rows[index][name].detach().reshape(()) for index, name in its]).tolist()

@@ -61,11 +61,12 @@ def rectified(x, PRECISION: tl.constexpr):
 
 @triton.jit
 def scaled(x, gate, PRECISION: tl.constexpr):
-    """x times a gate, whose size is at most 1, both as products take them."""
+    """x times a gate, whose size is at most 1, as products take it."""
     if PRECISION == "half" and NATIVE:  # two at a time, rounded as float32 would be
         return tl.inline_asm_elementwise(
-            "mul.rn.f16x2 $0, $1, $2;", "=r,r,r", [x, gate], dtype=tl.float16, is_pure=True, pack=2
-        )
+            "mul.rn.f16x2 $0, $1, $2;", "=r,r,r", [rounded(x, PRECISION), rounded(gate, PRECISION)],
+            dtype=tl.float16, is_pure=True, pack=2,
+        )  # fmt: skip
     return rounded(x.to(tl.float32) * gate, PRECISION)
 
 

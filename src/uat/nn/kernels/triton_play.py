@@ -23,6 +23,7 @@ from uat.nn.encoders import VectorEncoder
 from uat.nn.heads import DiscreteHead, Head
 from uat.nn.kernels.triton_parts import shares
 from uat.nn.kernels.triton_step import (
+    SMALL,
     WIDEST,
     arguments,
     draw,
@@ -101,16 +102,19 @@ def _play(
     live = (seat < REAL) & (stream < B)
     action, reward = tl.full((ROWS,), -1, tl.int32), tl.zeros((ROWS,), tl.float32)
     ubar = tl.zeros((ROWS, U), tl.float32)
-    # what every step needs is read once, and stays in shared memory
-    weight, bias = encoding(encode_w, encode_b, d, WIDTH, WIDTH_ROOM, ENCODE)
-    to_score = scoring(head_w, head_b, d, a, A, D)
-    to_hear = (weight, weight, weight)
-    if UTILITY:
-        to_hear = hearing(w1_ptr, w2_ptr, regime_ptr, d, J, J_ROOM, HIDDEN, U)
+    # what every step needs is read once, and stays in shared memory, where that has room for it
+    heard: tl.constexpr = J_ROOM * HIDDEN + HIDDEN * U + U * D if UTILITY else 0
+    once: tl.constexpr = WIDTH_ROOM * D + D * A_ROOM + heard <= SMALL
+    if once:
+        to_embed = encoding(encode_w, encode_b, d, WIDTH, WIDTH_ROOM, ENCODE)
+        to_score = scoring(head_w, head_b, d, a, A, D)
+        if UTILITY:
+            to_hear = hearing(w1_ptr, w2_ptr, regime_ptr, d, J, J_ROOM, HIDDEN, U)
     for t in tl.range(0, T, num_stages=1):
         drawn = draw(gumbel_ptr + t * A, gumbel_stride, stream, live[:, None], a, A, SAMPLED)
         seen = LOOK(t, stream, live, o, world, T)
         length = tl.where(live, t, 0)
+        weight, bias = to_embed if once else encoding(encode_w, encode_b, d, WIDTH, WIDTH_ROOM, ENCODE)
         x = embed(seen, weight, bias, encode_w, d, D, ENCODE, OUTSIDE)
         x = place(x, position_ptr, norm_w, norm_b, length, d, D, POSITIONS)
         now, rho = x, x
@@ -118,13 +122,17 @@ def _play(
             said = tl.zeros((ROWS, J_ROOM), tl.float32)
             if IDS:
                 said = look_up(action, table_ptr, tl.arange(0, J_ROOM), J)
-            now, ubar, rho = hear(said, reward, ubar, row < 0, to_hear, J, J_ROOM, DECAY, OUTSIDE)
+            now, ubar, rho = hear(
+                said, reward, ubar, row < 0, to_hear if once else (said, said, said), w1_ptr, w2_ptr, regime_ptr, d,
+                J, J_ROOM, HIDDEN, U, DECAY, once, OUTSIDE,
+            )  # fmt: skip
         x = think(
             x, now, rho, length, seat, start, live, row, d,
             matrices_ptr, vectors_ptr, token_ptr, last_w, last_b, kv_ptr, B, S, KV,
             D, H, E, F, L, SCALE, REAL, ROWS, CHUNK, BLOCK, STAGES, SINGLE, True, EARLY, UTILITY, PRECISION, OUTSIDE, U,
         )  # fmt: skip
-        action = pick(score(x, to_score, OUTSIDE), drawn, a, A, SAMPLED)
+        logits = score(x, to_score if once else scoring(head_w, head_b, d, a, A, D), OUTSIDE)
+        action = pick(logits, drawn, a, A, SAMPLED)
         tl.store(to_action + stream * T + t, action.to(tl.int64), mask=live & (row % H == 0))
         reward = MOVE(t, stream, live, action, world, T) * REWARDS
         tl.debug_barrier()  # keys, values and the world as they are now are read by others in the next step

@@ -1,9 +1,9 @@
 """One step of every stream in one launch (Triton), from the observation to the chosen action, instead of a hundred.
 
 The slow twin is `UtilityGates.step`, `Transformer.step`, `Head.logits` and `choose`; tests hold them equal. A program
-serves a few streams and walks through all layers with everything in registers; matrix products take 16 rows, of which
-those few are real. The weights of the layers are laid side by side when a memory is opened, so that a layer is an
-offset.
+serves a few streams and walks through all layers with everything in registers; matrix products take at least 16 rows,
+so a stream has one for each head, all alike. The weights of the layers are laid side by side when a memory is opened,
+so that a layer is an offset.
 
 Shapes: B streams, D width, H heads, E head size, S capacity, F feed-forward, U utility width, L layers, A actions,
 J width of an action's embedding.
@@ -13,6 +13,7 @@ U is filled up with zeros to a size that matrix products take; UBAR of them are 
 # pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -35,7 +36,9 @@ from uat.nn.kernels.triton_parts import (
     rounded,
     shares,
     tanh,
+    times,
     times_loaded,
+    times_some,
 )
 from uat.nn.kernels.whole import Feedback, feedback, hidden_units, power_of_two, projections, room
 from uat.nn.utility import UtilityGates
@@ -48,8 +51,8 @@ PROGRAMS = 132
 """About as many programs as a large GPU has multiprocessors."""
 CHUNK, WARPS, STAGES = 64, 4, 3
 """Cached steps that are read at a time, warps of a program, and blocks of weights under way at a time."""
-HELD = 64 * 128
-"""Most weights of a matrix that registers hold while they are on their way."""
+HELD, SMALL = 64 * 128, tl.constexpr(64 * 64)
+"""Most weights of a matrix in half precision, and in float32, that registers hold while they are on their way."""
 WIDEST = 128
 """Most entries of an observation, or actions, that are read inside the kernel; more are read outside."""
 
@@ -78,6 +81,8 @@ def unfit(backbone: Transformer, utility: UtilityGates | None) -> str | None:
     for name, width in widths.items():
         if width > 256:
             return f"it takes utilities and hidden units to 256, and {name} is {width}"
+    if widths and (both := math.prod(widths.values())) > 256 * 128:  # more does not fit shared memory
+        return f"it takes as many utilities times hidden units as {256 * 128:,}, and they are {both:,}"
     if utility is not None and c.d_model > 64:
         return f"with gates it takes a d_model of at most 64, and it is {c.d_model}: more does not fit shared memory"
     if c.num_heads & (c.num_heads - 1):
@@ -426,7 +431,7 @@ def hearing(
     w1_ptr, w2_ptr, regime_ptr, d,
     J: tl.constexpr, J_ROOM: tl.constexpr, HIDDEN: tl.constexpr, U: tl.constexpr,
 ):  # fmt: skip
-    """The weights that `hear` takes."""
+    """The weights that `hear` takes, where they are small enough to be read ahead of time."""
     j, unit, u = tl.arange(0, J_ROOM), tl.arange(0, HIDDEN), tl.arange(0, U)
     w1 = tl.load(w1_ptr + unit[None, :] * (J + 1) + j[:, None], mask=(j <= J)[:, None], other=0.0)
     w2 = tl.load(w2_ptr + u[None, :] * HIDDEN + unit[:, None])
@@ -435,15 +440,23 @@ def hearing(
 
 @triton.jit
 def hear(
-    said, reward, before, first, weights,
-    J: tl.constexpr, J_ROOM: tl.constexpr, DECAY: tl.constexpr, OUTSIDE: tl.constexpr,
+    said, reward, before, first, weights, w1_ptr, w2_ptr, regime_ptr, d,
+    J: tl.constexpr, J_ROOM: tl.constexpr, HIDDEN: tl.constexpr, U: tl.constexpr, DECAY: tl.constexpr,
+    READ: tl.constexpr, OUTSIDE: tl.constexpr,
 ):  # fmt: skip
-    """From feedback, f_a(a) and r, to u, the regime state and its gate."""
-    w1, w2, regime = weights
-    said = tl.where(tl.arange(0, J_ROOM)[None, :] == J, reward[:, None], said)  # [f_a(a); r]
-    now = times_loaded(tl.maximum(times_loaded(said, w1, OUTSIDE), 0.0), w2, OUTSIDE)
+    """From feedback, f_a(a) and r, to u, the regime state and its gate. READ: whether the weights are; else each is
+    read when its turn comes, as shared memory does not hold them all."""
+    j, unit, u = tl.arange(0, J_ROOM), tl.arange(0, HIDDEN), tl.arange(0, U)
+    said = tl.where(j[None, :] == J, reward[:, None], said)  # [f_a(a); r]
+    if READ:
+        w1, w2, regime = weights
+        now = times_loaded(tl.maximum(times_loaded(said, w1, OUTSIDE), 0.0), w2, OUTSIDE)
+    else:
+        now = tl.maximum(times_some(said, w1_ptr, unit, j, J + 1, OUTSIDE), 0.0)
+        now = times(now, w2_ptr, u, unit, HIDDEN, OUTSIDE)
     ubar = DECAY * tl.where(first[:, None], 0.0, before) + (1 - DECAY) * now
-    return now, ubar, tanh(times_loaded(ubar, regime, OUTSIDE))
+    rho = times_loaded(ubar, regime, OUTSIDE) if READ else times(ubar, regime_ptr, d, u, U, OUTSIDE)
+    return now, ubar, tanh(rho)
 
 
 @triton.jit
@@ -485,11 +498,13 @@ def think(
             up_b = tl.load(vectors + 6 * D + blocks[:, None] * BLOCK + block[None, :])
 
         g = x
-        if UTILITY:
+        if UTILITY and U * D <= SMALL:
             w_token = tl.load(token_ptr + layer * D * U + token)
         y = normed(x, norm_1w, norm_1b, D)
-        if UTILITY:
+        if UTILITY and U * D <= SMALL:
             g = tanh(times_loaded(now, late(w_token), OUTSIDE))
+        elif UTILITY:
+            g = tanh(times_loaded(now, tl.load(token_ptr + layer * D * U + token), OUTSIDE))
 
         # projections, in one loop so that the next weights are under way while these are used
         q, k, v = y, y, y
@@ -641,8 +656,12 @@ def _step(
         reward = tl.load(reward_ptr + stream, mask=live, other=0.0)
         at, kept = stream[:, None] * UBAR + u[None, :], alive & (u < UBAR)[None, :]
         before = tl.load(ubar_ptr + at, mask=kept, other=0.0)
-        weights = hearing(w1_ptr, w2_ptr, regime_ptr, d, J, J_ROOM, HIDDEN, U)
-        now, ubar, rho = hear(said, reward, before, first, weights, J, J_ROOM, DECAY, OUTSIDE)
+        small: tl.constexpr = J_ROOM * HIDDEN + HIDDEN * U + U * D <= SMALL
+        weights = hearing(w1_ptr, w2_ptr, regime_ptr, d, J, J_ROOM, HIDDEN, U) if small else (said, said, said)
+        now, ubar, rho = hear(
+            said, reward, before, first, weights, w1_ptr, w2_ptr, regime_ptr, d,
+            J, J_ROOM, HIDDEN, U, DECAY, small, OUTSIDE,
+        )  # fmt: skip
         tl.debug_barrier()  # all rows of a stream have read it
         tl.store(ubar_ptr + at, ubar, mask=kept & own[:, None])
 
