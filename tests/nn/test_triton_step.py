@@ -183,7 +183,7 @@ def test_numbers_too_large_for_half_precision_are_the_largest_there_and_nan_stay
     assert found[1][1].isnan().all()
 
 
-@pytest.mark.parametrize(("method", "width"), [("uat", 1), ("uat", 20), ("uat-linear", 4)])
+@pytest.mark.parametrize(("method", "width"), [("uat", 1), ("uat", 20), ("uat", 130), ("uat-linear", 4)])
 def test_utilities_of_any_width_are_filled_up(method: str, width: int) -> None:
     policy = build(method, d_utility=width, d_hidden=24)
     assert unfit(policy.backbone, policy.gates) is None
