@@ -109,14 +109,15 @@ def test_cloze_learns_a_toy_alphabet_exactly() -> None:
         config = BERT4RecConfig(d_model=16, num_heads=2, num_layers=1, d_ff=32, dropout=0.0, mask_share=0.5)
         policy = BERT4Rec(next_item_spec(12, 6), config)
         optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
-        total = count = torch.zeros(())
-        for number in range(200):
+        losses = []
+        for number in range(400):
             policy.reseed(number)
             total, count = policy.loss(batch)["cloze"]
             optimizer.zero_grad()
             (total / count).backward()
             optimizer.step()
-    assert total / count < 0.05
+            losses.append((total / count).item())
+    assert sum(losses[-50:]) / 50 < 0.05  # gaps differ from step to step, and so does their loss
     decided_BT = policy.eval().logits(batch).argmax(-1)
     assert torch.equal(decided_BT[batch.valid], batch.target[batch.valid])
 
