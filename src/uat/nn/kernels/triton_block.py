@@ -40,6 +40,7 @@ from uat.nn.kernels.triton_parts import (
     kept,
     norm_backward,
     norm_rows,
+    read,
     rectified,
     rounded,
     scaled,
@@ -47,6 +48,7 @@ from uat.nn.kernels.triton_parts import (
     standardised,
     times,
     times_loaded,
+    write,
 )
 from uat.nn.kernels.triton_step import rounding
 from uat.nn.kernels.whole import projections, room
@@ -330,11 +332,11 @@ def _rows(
     n, d, f = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, D), tl.arange(0, F)
     live, seed = (n < N)[:, None], tl.load(seed_ptr)
     here = n[:, None] * D + d[None, :]
-    x = tl.load(x_ptr + here, mask=live, other=0.0)
+    x = read(x_ptr + here, live)
     if MIX:
         out_w = mix_ptr + (SQUARES - 1) * D * D
         up = out_w + D * D
-        h = tl.load(h_ptr + here, mask=live, other=0.0)
+        h = read(h_ptr + here, live)
         if PRECISION == "half":  # all weights are asked for at once; there are no registers for larger ones
             w_out, w_up = tl.load(out_w + d[None, :] * D + d[:, None]), tl.load(up + f[None, :] * D + d[:, None])
             w_down = tl.load(up + D * F + d[None, :] * F + f[:, None])
@@ -345,12 +347,12 @@ def _rows(
         if DROP > 0:
             change = tl.where(kept(seed, n, d, site + 1, DROP), change * (1 / (1 - DROP)), 0.0)
         x += change
-        tl.store(x1_ptr + here, x, mask=live)
+        write(x1_ptr + here, x, live)
         y1 = rounded(norm_rows(x, ff_norm_w, ff_norm_b, d, D), PRECISION)
-        tl.store(y1_ptr + here, y1, mask=live)
+        write(y1_ptr + here, y1, live)
         hidden = times_loaded(y1, w_up, PRECISION) if PRECISION == "half" else times(y1, up, f, d, D, PRECISION)
         hidden = rectified(hidden + tl.load(b1_ptr + f)[None, :], PRECISION)
-        tl.store(hidden_ptr + n[:, None] * F + f[None, :], hidden, mask=live)
+        write(hidden_ptr + n[:, None] * F + f[None, :], hidden, live)
         if PRECISION == "half":
             change = times_loaded(hidden, w_down, PRECISION)
         else:
@@ -359,20 +361,20 @@ def _rows(
         if DROP > 0:
             change = tl.where(kept(seed, n, d, site + 2, DROP), change * (1 / (1 - DROP)), 0.0)
         x += change
-        tl.store(x2_ptr + here, x, mask=live)
+        write(x2_ptr + here, x, live)
     if PROJECT:
         y = rounded(norm_rows(x, norm_w, norm_b, d, D), PRECISION)
-        tl.store(y_ptr + here, y, mask=live)
+        write(y_ptr + here, y, live)
         if UTILITY:
-            rho = rounded(tl.load(rho_ptr + here, mask=live, other=0.0), PRECISION)
-            g = rounded(tl.load(g_ptr + here, mask=live, other=0.0), PRECISION)
+            rho = rounded(read(rho_ptr + here, live), PRECISION)
+            g = rounded(read(g_ptr + here, live), PRECISION)
         for part in tl.range(0, 3, num_stages=STAGES):
             out = times(y, project_ptr + part * D * D, d, d, D, PRECISION)
             if UTILITY:
                 gate = tl.where(part == 0, rho, g)
                 out += gate * times(y, project_ptr + (3 + part) * D * D, d, d, D, PRECISION)
                 out += times(gate, project_ptr + (6 + part) * D * D, d, d, D, PRECISION)
-            tl.store(qkv_ptr + n[:, None] * 3 * D + part * D + d[None, :], rounded(out, PRECISION), mask=live)
+            write(qkv_ptr + n[:, None] * 3 * D + part * D + d[None, :], rounded(out, PRECISION), live)
 
 
 @triton.jit(do_not_specialize=["site", "above", "below"])
@@ -401,12 +403,12 @@ def _rows_backward(
             unit = small
             if ENLARGED:
                 unit = 1.0
-            y = tl.load(y_ptr + here, mask=live, other=0.0)
-            rho = rounded(tl.load(rho_ptr + here, mask=live, other=0.0), PRECISION)
-            g = rounded(tl.load(g_ptr + here, mask=live, other=0.0), PRECISION)
+            y = read(y_ptr + here, live)
+            rho = rounded(read(rho_ptr + here, live), PRECISION)
+            g = rounded(read(g_ptr + here, live), PRECISION)
             dg = tl.zeros((ROWS, D), tl.float32)
         for part in tl.range(0, 3, num_stages=STAGES):
-            dout = tl.load(dqkv_ptr + n[:, None] * 3 * D + part * D + d[None, :], mask=live, other=0.0)
+            dout = read(dqkv_ptr + n[:, None] * 3 * D + part * D + d[None, :], live)
             dy += times(dout, turned_ptr + part * D * D, d, d, D, PRECISION)
             if UTILITY:
                 gate = tl.where(part == 0, rho, g)
@@ -415,56 +417,56 @@ def _rows_backward(
                 dgate = (dgate + times(dout, turned_ptr + (6 + part) * D * D, d, d, D, PRECISION)) * unit
                 regime = live & (part == 0)
                 if TOP:
-                    tl.store(drho_ptr + here, narrowed(dgate, ENLARGED), mask=regime)
+                    write(drho_ptr + here, narrowed(dgate, ENLARGED), regime)
                 else:  # the blocks share their rho
-                    so_far = tl.load(drho_ptr + here, mask=regime, other=0.0)
-                    tl.store(drho_ptr + here, narrowed(dgate + so_far, ENLARGED), mask=regime)
+                    so_far = read(drho_ptr + here, regime)
+                    write(drho_ptr + here, narrowed(dgate + so_far, ENLARGED), regime)
                 dg += tl.where(part == 0, 0.0, dgate)
         if UTILITY:
-            tl.store(dg_ptr + here, narrowed(dg, ENLARGED), mask=live)
-        z, scale = standardised(tl.load(x_ptr + here, mask=live, other=0.0), D)
+            write(dg_ptr + here, narrowed(dg, ENLARGED), live)
+        z, scale = standardised(read(x_ptr + here, live), D)
         d2 = norm_backward(dy * small, z, scale, tl.load(norm_w + d), parts_ptr + (4 * above + 2) * D, d, D)
-        d2 += tl.load(dres_ptr + here, mask=live, other=0.0)
+        d2 += read(dres_ptr + here, live)
     else:
-        d2 = tl.load(d2_ptr + here, mask=live, other=0.0)
+        d2 = read(d2_ptr + here, live)
     if MIX:
         # e2 and e1 are the gradients of what was added to the residual stream, before it was dropped
         out_w = mix_ptr + total + (SQUARES - 1) * D * D
         up = out_w + D * D
         if PRECISION == "half":
-            x1 = tl.load(x1_ptr + here, mask=live, other=0.0)
-            hidden = tl.load(hidden_ptr + n[:, None] * F + f[None, :], mask=live, other=0.0)
+            x1 = read(x1_ptr + here, live)
+            hidden = read(hidden_ptr + n[:, None] * F + f[None, :], live)
             w_down, w_up = tl.load(up + D * F + f[None, :] * D + d[:, None]), tl.load(up + d[None, :] * F + f[:, None])
             w_out = tl.load(out_w + d[None, :] * D + d[:, None])
         e2 = d2
         if DROP > 0:
             e2 = tl.where(kept(seed, n, d, site + 2, DROP), d2 * (1 / (1 - DROP)), 0.0)
         e2 = rounded(e2 * large, PRECISION)
-        tl.store(e2_ptr + here, e2, mask=live)
+        write(e2_ptr + here, e2, live)
         if PRECISION == "half":
             dhidden = times_loaded(e2, w_down, PRECISION)
         else:
             dhidden = times(e2, up + D * F, f, d, D, PRECISION)
-            hidden = tl.load(hidden_ptr + n[:, None] * F + f[None, :], mask=live, other=0.0)
+            hidden = read(hidden_ptr + n[:, None] * F + f[None, :], live)
         dhidden = rounded(tl.where(hidden > 0, dhidden, 0.0), PRECISION)
-        tl.store(dhidden_ptr + n[:, None] * F + f[None, :], dhidden, mask=live)
+        write(dhidden_ptr + n[:, None] * F + f[None, :], dhidden, live)
         if PRECISION == "half":
             dy = times_loaded(dhidden, w_up, PRECISION) * small
         else:
             dy = times(dhidden, up, d, f, F, PRECISION)
-            x1 = tl.load(x1_ptr + here, mask=live, other=0.0)
+            x1 = read(x1_ptr + here, live)
         z, scale = standardised(x1, D)
         d2 += norm_backward(dy, z, scale, tl.load(ff_norm_w + d), parts_ptr + 4 * below * D, d, D)
-        tl.store(dx1_ptr + here, d2, mask=live)
+        write(dx1_ptr + here, d2, live)
         e1 = d2
         if DROP > 0:
             e1 = tl.where(kept(seed, n, d, site + 1, DROP), d2 * (1 / (1 - DROP)), 0.0)
         e1 = rounded(e1 * large, PRECISION)
-        tl.store(e1_ptr + here, e1, mask=live)
+        write(e1_ptr + here, e1, live)
         dh = times_loaded(e1, w_out, PRECISION) if PRECISION == "half" else times(e1, out_w, d, d, D, PRECISION)
-        tl.store(dh_ptr + here, rounded(dh, PRECISION), mask=live)
+        write(dh_ptr + here, rounded(dh, PRECISION), live)
     else:
-        tl.store(dx_ptr + here, d2, mask=live)
+        write(dx_ptr + here, d2, live)
 
 
 @triton.jit
@@ -509,11 +511,11 @@ def _project_weights(
     for turn in tl.range(0, TURNS):
         n = (split * TURNS + turn) * ROWS + tl.arange(0, ROWS)
         live = (n < N)[:, None]
-        dout = tl.load(dqkv_ptr + n[:, None] * 3 * D + part * D + m[None, :], mask=live, other=0.0)
-        y = tl.load(y_ptr + n[:, None] * D + k[None, :], mask=live, other=0.0)
+        dout = read(dqkv_ptr + n[:, None] * 3 * D + part * D + m[None, :], live)
+        y = read(y_ptr + n[:, None] * D + k[None, :], live)
         dw += times_loaded(tl.trans(dout), y, PRECISION)
         if UTILITY:
-            gate = tl.load(gate_ptr + n[:, None] * D + m[None, :], mask=live, other=0.0)
+            gate = read(gate_ptr + n[:, None] * D + m[None, :], live)
             dtwin += times_loaded(tl.trans(scaled(dout, gate, PRECISION)), y, PRECISION)
             du += times_loaded(tl.trans(dout), gate, PRECISION)
     small = 1 / enlarged(peak_ptr, PRECISION)
@@ -550,15 +552,15 @@ def _attend(
     live, seed = (t < T)[:, None], tl.load(seed_ptr)
     row = episode * T + t
     at = row[:, None] * 3 * D + head * E + e[None, :]
-    q = tl.load(qkv_ptr + at, mask=live, other=0.0)
-    k = tl.load(qkv_ptr + D + at, mask=live, other=0.0)
-    v = tl.load(qkv_ptr + 2 * D + at, mask=live, other=0.0)
+    q = read(qkv_ptr + at, live)
+    k = read(qkv_ptr + D + at, live)
+    v = read(qkv_ptr + 2 * D + at, live)
     weight, scale = _causal(q, k, t, SCALE, PRECISION)
     if DROP > 0:
         weight = tl.where(kept(seed, tl.program_id(0) * ROOM + t, t, site, DROP), weight, 0.0)
         scale *= 1 / (1 - DROP)
     h = rounded(times_loaded(weight, v, PRECISION) * scale[:, None], PRECISION)
-    tl.store(h_ptr + row[:, None] * D + head * E + e[None, :], h, mask=live)
+    write(h_ptr + row[:, None] * D + head * E + e[None, :], h, live)
 
 
 @triton.jit(do_not_specialize=["site"])
@@ -572,10 +574,10 @@ def _attend_backward(
     live, seed = (t < T)[:, None], tl.load(seed_ptr)
     row = episode * T + t
     at = row[:, None] * 3 * D + head * E + e[None, :]
-    q = tl.load(qkv_ptr + at, mask=live, other=0.0)
-    k = tl.load(qkv_ptr + D + at, mask=live, other=0.0)
-    v = tl.load(qkv_ptr + 2 * D + at, mask=live, other=0.0)
-    dh = tl.load(dh_ptr + row[:, None] * D + head * E + e[None, :], mask=live, other=0.0)
+    q = read(qkv_ptr + at, live)
+    k = read(qkv_ptr + D + at, live)
+    v = read(qkv_ptr + 2 * D + at, live)
+    dh = read(dh_ptr + row[:, None] * D + head * E + e[None, :], live)
     weight, scale = _causal(q, k, t, SCALE, PRECISION)
     weight *= scale[:, None]
     used = weight
@@ -583,10 +585,10 @@ def _attend_backward(
         stays = kept(seed, tl.program_id(0) * ROOM + t, t, site, DROP)
         used = tl.where(stays, weight * (1 / (1 - DROP)), 0.0)
     dv = times_loaded(tl.trans(rounded(used, PRECISION)), dh, PRECISION)
-    tl.store(dqkv_ptr + 2 * D + at, rounded(dv, PRECISION), mask=live)
+    write(dqkv_ptr + 2 * D + at, rounded(dv, PRECISION), live)
     scaled_dh = rounded(dh.to(tl.float32) * SCALE, PRECISION)  # here it is fewest multiplications
     dused = used * times_loaded(scaled_dh, tl.trans(v), PRECISION)
     dlogits = rounded(dused - weight * tl.sum(dused, 1)[:, None], PRECISION)
     dq, dk = times_loaded(dlogits, k, PRECISION), times_loaded(tl.trans(dlogits), q, PRECISION)
-    tl.store(dqkv_ptr + at, rounded(dq, PRECISION), mask=live)
-    tl.store(dqkv_ptr + D + at, rounded(dk, PRECISION), mask=live)
+    write(dqkv_ptr + at, rounded(dq, PRECISION), live)
+    write(dqkv_ptr + D + at, rounded(dk, PRECISION), live)

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from uat.nn.kernels.triton_outer import added, outers_alone
-from uat.nn.kernels.triton_parts import norm_backward, norm_rows, shares, standardised
+from uat.nn.kernels.triton_parts import norm_backward, norm_rows, read, shares, standardised, write
 from uat.nn.kernels.triton_step import products
 
 ROWS = 32
@@ -71,7 +71,7 @@ class FusedLinear(torch.autograd.Function):
 def _norm(x_ptr, w_ptr, b_ptr, y_ptr, N, D: tl.constexpr, ROWS: tl.constexpr):
     n, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, D)
     here, live = n[:, None] * D + d[None, :], (n < N)[:, None]
-    tl.store(y_ptr + here, norm_rows(tl.load(x_ptr + here, mask=live, other=0.0), w_ptr, b_ptr, d, D), mask=live)
+    write(y_ptr + here, norm_rows(read(x_ptr + here, live), w_ptr, b_ptr, d, D), live)
 
 
 @triton.jit
@@ -80,10 +80,10 @@ def _norm_backward(
 ):  # fmt: skip
     n, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, D)
     here, live = n[:, None] * D + d[None, :], (n < N)[:, None]
-    z, scale = standardised(tl.load(x_ptr + here, mask=live, other=0.0), D)
-    dy = tl.load(dy_ptr + here, mask=live, other=0.0)
+    z, scale = standardised(read(x_ptr + here, live), D)
+    dy = read(dy_ptr + here, live)
     dx = norm_backward(dy, z, scale, tl.load(w_ptr + d), parts_ptr + tl.program_id(0) * 2 * D, d, D)
-    tl.store(dx_ptr + here, dx, mask=live)
+    write(dx_ptr + here, dx, live)
     if PEAK:
         peak = tl.max(tl.max(tl.where(tl.abs(dx) < float("inf"), tl.abs(dx), float("inf")), 1), 0)
         tl.atomic_max(peak_ptr, peak)

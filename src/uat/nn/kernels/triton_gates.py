@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from uat.nn.kernels.triton_outer import added
-from uat.nn.kernels.triton_parts import enlarged, exp2, tanh, times, times_loaded, times_some
+from uat.nn.kernels.triton_parts import enlarged, exp2, read, tanh, times, times_loaded, times_some, write
 from uat.nn.kernels.triton_step import products, rounding
 from uat.nn.kernels.whole import feedback, room
 from uat.nn.utility import UtilityGates
@@ -95,7 +95,7 @@ def _utility(
     action = tl.load(action_ptr + row, mask=live, other=-1)
     known = (action >= 0)[:, None] & (j < J)[None, :]
     said = tl.load(table_ptr + action[:, None] * J + j[None, :], mask=known, other=0.0)
-    reward = tl.load(reward_ptr + row, mask=live, other=0.0)
+    reward = read(reward_ptr + row, live)
     said = tl.where(j[None, :] == J, reward[:, None], said)
     h = tl.maximum(times_some(said, w1_ptr, hidden, j, J + 1, PRECISION), 0.0)
     return said, action, h, times(h, w2_ptr, u, hidden, HIDDEN, PRECISION)
@@ -123,11 +123,11 @@ def _gates(
     )
     ubar = times_loaded(_ages(t, DECAY, LOG_DECAY), now, PRECISION)
     rho = tanh(times(ubar, regime_ptr, d, u, U, PRECISION))
-    tl.store(gates_ptr + here, rho.to(gates_ptr.dtype.element_ty), mask=live[:, None])
+    write(gates_ptr + here, rho.to(gates_ptr.dtype.element_ty), live[:, None])
     for layer in tl.static_range(L):
         gates_ptr += B * T * D
         g = tanh(times(now, token_ptr + layer * D * U, d, u, U, PRECISION))
-        tl.store(gates_ptr + here, g.to(gates_ptr.dtype.element_ty), mask=live[:, None])
+        write(gates_ptr + here, g.to(gates_ptr.dtype.element_ty), live[:, None])
 
 
 @triton.jit
@@ -157,14 +157,14 @@ def _gates_backward(
     cell = d[:, None] * U + u[None, :]
 
     rho = tanh(times(ubar, regime_ptr, d, u, U, PRECISION))
-    dpre = tl.load(dgates_ptr + here, mask=live[:, None], other=0.0) * small * (1 - rho * rho)
+    dpre = read(dgates_ptr + here, live[:, None]) * small * (1 - rho * rho)
     tl.store(to_token + L * D * U + cell, times_loaded(tl.trans(dpre), ubar, PRECISION))
     dubar = times_loaded(dpre, tl.load(regime_ptr + cell), PRECISION)
     du = times_loaded(tl.trans(ages), dubar, PRECISION)
     for layer in tl.static_range(L):
         dgates_ptr += B * T * D
         g = tanh(times(now, token_ptr + layer * D * U, d, u, U, PRECISION))
-        dpre = tl.load(dgates_ptr + here, mask=live[:, None], other=0.0) * small * (1 - g * g)
+        dpre = read(dgates_ptr + here, live[:, None]) * small * (1 - g * g)
         tl.store(to_token + layer * D * U + cell, times_loaded(tl.trans(dpre), now, PRECISION))
         du += times_loaded(dpre, tl.load(token_ptr + layer * D * U + cell), PRECISION)
 

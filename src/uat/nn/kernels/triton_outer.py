@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from uat.nn.kernels.triton_parts import enlarged, shares, times_loaded
+from uat.nn.kernels.triton_parts import enlarged, read, shares, times_loaded
 from uat.nn.kernels.whole import power_of_two
 
 MOST = 3
@@ -171,8 +171,8 @@ def _outer(
     total = tl.zeros((HIGH, 16), tl.float32)
     for turn in tl.range(0, TURNS):
         n = (split * TURNS + turn) * ROWS + tl.arange(0, ROWS)
-        a = tl.load(a_ptr + n[:, None] * a_stride + m[None, :], mask=(n < N)[:, None] & (m < M)[None, :], other=0.0)
-        b = tl.load(b_ptr + n[:, None] * b_stride + k[None, :], mask=(n < N)[:, None] & (k < K)[None, :], other=0.0)
+        a = read(a_ptr + n[:, None] * a_stride + m[None, :], (n < N)[:, None] & (m < M)[None, :])
+        b = read(b_ptr + n[:, None] * b_stride + k[None, :], (n < N)[:, None] & (k < K)[None, :])
         product += times_loaded(tl.trans(a), b, PRECISION)
         total += times_loaded(tl.trans(a), ones, PRECISION)
     tl.store(to + m[:, None] * K + k[None, :], product * small, mask=(m < M)[:, None] & (k < K)[None, :])

@@ -71,6 +71,19 @@ def scaled(x, gate, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def read(ptr, mask):
+    """What lies there, nothing where the mask is False. It is not read again soon, and so it is the first to leave the
+    GPU's cache: what rollouts of other trainings read in each of their steps may stay."""
+    return tl.load(ptr, mask=mask, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
+def write(ptr, x, mask):
+    """The same for what is written."""
+    tl.store(ptr, x, mask=mask, eviction_policy="evict_first")
+
+
+@triton.jit
 def late(x):
     """x, which has been asked for earlier, from here on. Without this the program waits where it asks: what products
     read is put into shared memory as soon as it is asked for."""
@@ -124,6 +137,25 @@ def normed(x, gamma, beta, D: tl.constexpr):
     """LayerNorm of each row."""
     z, _ = standardised(x, D)
     return z * gamma[None, :] + beta[None, :]
+
+
+@triton.jit
+def normed_at_once(x, gamma, beta, D: tl.constexpr, PRECISION: tl.constexpr):
+    """The same where warps share rows: under "half" they wait for each other once, not for the mean and then for the
+    spread. What that loses is below the rounding of products unless a mean is hundreds of times its spread."""
+    if PRECISION == "half":
+        total, squares = tl.reduce((x, x * x), 1, _both_added)
+        mean = total * (1 / D)
+        scale = tl.rsqrt(tl.maximum(squares * (1 / D) - mean * mean, 0.0) + 1e-5)
+        y = (x - mean[:, None]) * scale[:, None] * gamma[None, :] + beta[None, :]
+    else:
+        y = normed(x, gamma, beta, D)
+    return y
+
+
+@triton.jit
+def _both_added(a, b, c, d):
+    return a + c, b + d
 
 
 @triton.jit

@@ -116,7 +116,7 @@ def _play(
         length = tl.where(live, t, 0)
         weight, bias = to_embed if once else encoding(encode_w, encode_b, d, WIDTH, WIDTH_ROOM, ENCODE)
         x = embed(seen, weight, bias, encode_w, d, D, ENCODE, OUTSIDE)
-        x = place(x, position_ptr, norm_w, norm_b, length, d, D, POSITIONS)
+        x = place(x, position_ptr, norm_w, norm_b, length, d, POSITIONS, D, PRECISION)
         now, rho = x, x
         if UTILITY:
             said = tl.zeros((ROWS, J_ROOM), tl.float32)

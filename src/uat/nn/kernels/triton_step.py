@@ -30,8 +30,7 @@ from uat.nn.kernels.triton_parts import (
     exp2,
     inverse,
     late,
-    norm_rows,
-    normed,
+    normed_at_once,
     rectified,
     rounded,
     shares,
@@ -355,34 +354,25 @@ def _look_at_once(
     """The same for a past of one chunk and one, two or four streams, whose keys and values registers hold: all of them
     are asked for before any is needed. v: this step's own value."""
     s = tl.arange(0, CHUNK)
-    k0 = _past(keys_ptr, 0, s, across, seat, seats, length, most, S, H, E, EVEN, True)
-    if REAL > 1:
-        k1 = _past(keys_ptr, 1, s, across, seat, seats, length, most, S, H, E, EVEN, True)
-    if REAL > 2:
-        k2 = _past(keys_ptr, 2, s, across, seat, seats, length, most, S, H, E, EVEN, True)
-        k3 = _past(keys_ptr, 3, s, across, seat, seats, length, most, S, H, E, EVEN, True)
-    v0 = _past(values_ptr, 0, s, across, seat, seats, length, most, S, H, E, EVEN, False)
-    if REAL > 1:
-        v1 = _past(values_ptr, 1, s, across, seat, seats, length, most, S, H, E, EVEN, False)
-    logits = times_loaded(q, late(k0), PRECISION)
-    if REAL > 1:
-        logits = tl.where((seat == 1)[:, None], times_loaded(q, late(k1), PRECISION), logits)
-    if REAL > 2:
-        v2 = _past(values_ptr, 2, s, across, seat, seats, length, most, S, H, E, EVEN, False)
-        logits = tl.where((seat == 2)[:, None], times_loaded(q, late(k2), PRECISION), logits)
-        v3 = _past(values_ptr, 3, s, across, seat, seats, length, most, S, H, E, EVEN, False)
-        logits = tl.where((seat == 3)[:, None], times_loaded(q, late(k3), PRECISION), logits)
+    first: tl.constexpr = REAL // 2 if REAL > 2 else REAL  # values that are asked for before any key is needed
+    keys, values = (), ()
+    for r in tl.static_range(REAL):
+        keys += (_past(keys_ptr, r, s, across, seat, seats, length, most, S, H, E, EVEN, True),)
+    for r in tl.static_range(first):
+        values += (_past(values_ptr, r, s, across, seat, seats, length, most, S, H, E, EVEN, False),)
+    logits = times_loaded(q, late(keys[0]), PRECISION)
+    for r in tl.static_range(1, REAL):
+        if r >= first:
+            values += (_past(values_ptr, r, s, across, seat, seats, length, most, S, H, E, EVEN, False),)
+        logits = tl.where((seat == r)[:, None], times_loaded(q, late(keys[r]), PRECISION), logits)
     logits = tl.where(s[None, :] < length[:, None], logits, -float("inf"))
     higher = tl.maximum(top, tl.max(logits, 1))
     weight, fade = exp2(logits - higher[:, None]), exp2(top - higher)
     mass, own = fade + tl.sum(weight, 1), v * fade[:, None]
     weight = rounded(weight, PRECISION)
-    mixed = own + times_loaded(weight, late(v0), PRECISION)
-    if REAL > 1:
-        mixed = tl.where((seat == 1)[:, None], own + times_loaded(weight, late(v1), PRECISION), mixed)
-    if REAL > 2:
-        mixed = tl.where((seat == 2)[:, None], own + times_loaded(weight, late(v2), PRECISION), mixed)
-        mixed = tl.where((seat == 3)[:, None], own + times_loaded(weight, late(v3), PRECISION), mixed)
+    mixed = own + times_loaded(weight, late(values[0]), PRECISION)
+    for r in tl.static_range(1, REAL):
+        mixed = tl.where((seat == r)[:, None], own + times_loaded(weight, late(values[r]), PRECISION), mixed)
     return mass, mixed
 
 
@@ -412,11 +402,11 @@ def embed(seen, weight, bias, encode_w, d, D: tl.constexpr, ENCODE: tl.constexpr
 
 
 @triton.jit
-def place(x, position_ptr, norm_w, norm_b, length, d, D: tl.constexpr, POSITIONS):
+def place(x, position_ptr, norm_w, norm_b, length, d, POSITIONS, D: tl.constexpr, PRECISION: tl.constexpr):
     """With the embedding of its place, through the first norm."""
     position = tl.minimum(length, POSITIONS - 1)
     x += tl.load(position_ptr + position[:, None] * D + d[None, :])
-    return norm_rows(x, norm_w, norm_b, d, D)
+    return normed_at_once(x, tl.load(norm_w + d), tl.load(norm_b + d), D, PRECISION)
 
 
 @triton.jit
@@ -500,7 +490,7 @@ def think(
         g = x
         if UTILITY and U * D <= SMALL:
             w_token = tl.load(token_ptr + layer * D * U + token)
-        y = normed(x, norm_1w, norm_1b, D)
+        y = normed_at_once(x, norm_1w, norm_1b, D, PRECISION)
         if UTILITY and U * D <= SMALL:
             g = tanh(times_loaded(now, late(w_token), OUTSIDE))
         elif UTILITY:
@@ -554,7 +544,7 @@ def think(
         x += times_loaded(h, late(w_out), PRECISION) + out_b[None, :]
         if EARLY:
             w_down = tl.load(down + d[None, :] * F + f[:, None])
-        y = normed(x, norm_2w, norm_2b, D)
+        y = normed_at_once(x, norm_2w, norm_2b, D, PRECISION)
         if EARLY:
             hidden = rectified(times_loaded(y, late(w_up), PRECISION) + up_b[None, :], PRECISION)
             change = times_loaded(hidden, late(w_down), PRECISION)
@@ -569,7 +559,7 @@ def think(
         keys_ptr += 2 * all_keys
         w += each
         vectors += 6 * D + F
-    return norm_rows(x, last_w, last_b, d, D)
+    return normed_at_once(x, tl.load(last_w + d), tl.load(last_b + d), D, PRECISION)
 
 
 @triton.jit
@@ -642,7 +632,7 @@ def _step(
     weight, bias = encoding(encode_w, encode_b, d, WIDTH, WIDTH_ROOM, ENCODE)
     x = embed(seen, weight, bias, encode_w, d, D, ENCODE, OUTSIDE)
     if ENCODE != "token":
-        x = place(x, position_ptr, norm_w, norm_b, length, d, D, POSITIONS)
+        x = place(x, position_ptr, norm_w, norm_b, length, d, POSITIONS, D, PRECISION)
 
     # feedback
     now, rho = x, x
