@@ -3,7 +3,7 @@
 The slow twin is `Block.forward`, block after block; tests hold outputs and all gradients equal. Forwards there are two
 kernels, beside `_lay`, which copies the weights:
 
-  _attend     h = softmax(q k^T / √E) v, causal, an episode and a head at a time
+  attend      h = softmax(q k^T / √E) v, causal (`triton_attend.py`)
   _rows       what is done to each row on its own, from one attention to the next:
                 x1 = x + drop(W_o h + b_o); x2 = x1 + drop(W_2 relu(W_1 LN(x1) + b_1) + b_2), of the block before,
                 y = LN(x); q, k, v = W y + gate ⊙ (W^u y) + U gate, of the block after
@@ -32,12 +32,10 @@ import triton.language as tl
 from torch import Tensor
 
 from uat.nn.blocks import Block
+from uat.nn.kernels.triton_attend import attend, attend_backward
 from uat.nn.kernels.triton_outer import Tile, added, outers, tile_of, unpacked
 from uat.nn.kernels.triton_parts import (
     enlarged,
-    exp2,
-    inverse,
-    kept,
     norm_backward,
     norm_rows,
     read,
@@ -46,19 +44,18 @@ from uat.nn.kernels.triton_parts import (
     scaled,
     shares,
     standardised,
+    thinned,
     times,
     times_loaded,
     write,
 )
 from uat.nn.kernels.triton_step import rounding
-from uat.nn.kernels.whole import projections, room
+from uat.nn.kernels.whole import projections
 
 SPLITS, PROJECT_SPLITS = 24, 32
 """Programs that share the rows of a weight's gradient, and of those of projections."""
 LAID = 1024
 """Numbers that a program copies when matrices are laid side by side."""
-LONGEST = 128
-"""Most steps of an episode that fit one program."""
 SITES = 3
 """Places in a block that drop: attention, its output, the feed-forward network's output."""
 
@@ -138,14 +135,11 @@ class FusedBlocks(torch.autograd.Function):
         each = len(Weights._fields)
         weights = [Weights(*cast("tuple[Any, ...]", flat[at : at + each])) for at in range(0, len(flat), each)]
         precision, laid = rounding(), _laid(weights, rounding())
-        attention = _attention(shape, x.shape[1], heads, drop, precision)
         kept: list[Kept] = []
         for layer in range(len(weights) + 1):
             x = _launch_rows(x, layer, kept, gates, seed, weights, laid, drop, precision)
             if layer < len(weights):
-                cast(Any, _attend)[(shape[0] * heads,)](
-                    kept[-1].qkv, kept[-1].h, seed, shape[1], SITES * layer, **attention
-                )
+                attend(kept[-1].qkv, kept[-1].h, seed, SITES * layer, shape, heads, drop, precision)
         norms = [norm for w in weights for norm in (w.norm_w, w.ff_norm_w)]
         ctx.save_for_backward(gates, seed, laid, *norms, *(tensor for block in kept for tensor in block))
         ctx.peak, ctx.shape, ctx.heads, ctx.drop, ctx.precision, ctx.blocks = (
@@ -168,7 +162,6 @@ class FusedBlocks(torch.autograd.Function):
         project_total = sum(shape.numel() for shape in ctx.shapes[2:4] if shape is not None)
         project_parts = dx.new_empty(min(PROJECT_SPLITS, shares(rows, tile.rows)), count, project_total)
         dgates = None if gates is None else torch.empty_like(gates)
-        attention = _attention(ctx.shape, d, ctx.heads, ctx.drop, precision)
         dx = dx.contiguous()
         dqkv, dx1 = dx, dx  # not read where there is no block above
         for above in reversed(range(count + 1)):  # from the attention of the block above to that of the one below
@@ -196,9 +189,7 @@ class FusedBlocks(torch.autograd.Function):
             pairs = [(e2, low.hidden), (dhidden, low.y1), (e1, low.h)]
             outers(pairs, outer_parts[:, below], precision=precision, peak=peak)
             dqkv, dx1 = torch.empty_like(low.qkv), to_x1
-            cast(Any, _attend_backward)[(ctx.shape[0] * ctx.heads,)](
-                low.qkv, dh, dqkv, seed, ctx.shape[1], SITES * below, **attention
-            )
+            attend_backward(low.qkv, dh, dqkv, seed, SITES * below, ctx.shape, ctx.heads, ctx.drop, precision)
             rho, g = (dx, dx) if gates is None else (gates[0], gates[1 + below])
             _project_gradients(dqkv, low.y, rho, g, peak, project_parts[:, below], tile, ctx.heads, gated, precision)
         found = added(norm_parts.flatten(1), outer_parts.flatten(1), project_parts.flatten(1))
@@ -250,13 +241,6 @@ def large_products(device: torch.device) -> bool:
     """Whether the GPU has instructions for large matrix products, which need fewer registers: Hopper and Blackwell for
     data centres do, older ones and those for workstations do not."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] in (9, 10)
-
-
-def _attention(shape: tuple[int, int], d: int, heads: int, drop: float, precision: str) -> dict[str, Any]:
-    size = d // heads
-    steps = room(shape[1])
-    sizes = {"D": d, "H": heads, "E": size, "ROOM": steps, "SCALE": size**-0.5}
-    return {**sizes, "DROP": drop, "PRECISION": precision, "num_warps": 4 if steps <= 64 else 8}
 
 
 def _program(precision: str, device: torch.device) -> Program:
@@ -345,7 +329,7 @@ def _rows(
             change = times(h, out_w, d, d, D, PRECISION)
         change += tl.load(out_b + d)[None, :]
         if DROP > 0:
-            change = tl.where(kept(seed, n, d, site + 1, DROP), change * (1 / (1 - DROP)), 0.0)
+            change = thinned(change, seed, n, d, site + 1, DROP)
         x += change
         write(x1_ptr + here, x, live)
         y1 = rounded(norm_rows(x, ff_norm_w, ff_norm_b, d, D), PRECISION)
@@ -359,7 +343,7 @@ def _rows(
             change = times(hidden, up + D * F, d, f, F, PRECISION)
         change += tl.load(b2_ptr + d)[None, :]
         if DROP > 0:
-            change = tl.where(kept(seed, n, d, site + 2, DROP), change * (1 / (1 - DROP)), 0.0)
+            change = thinned(change, seed, n, d, site + 2, DROP)
         x += change
         write(x2_ptr + here, x, live)
     if PROJECT:
@@ -440,7 +424,7 @@ def _rows_backward(
             w_out = tl.load(out_w + d[None, :] * D + d[:, None])
         e2 = d2
         if DROP > 0:
-            e2 = tl.where(kept(seed, n, d, site + 2, DROP), d2 * (1 / (1 - DROP)), 0.0)
+            e2 = thinned(d2, seed, n, d, site + 2, DROP)
         e2 = rounded(e2 * large, PRECISION)
         write(e2_ptr + here, e2, live)
         if PRECISION == "half":
@@ -460,7 +444,7 @@ def _rows_backward(
         write(dx1_ptr + here, d2, live)
         e1 = d2
         if DROP > 0:
-            e1 = tl.where(kept(seed, n, d, site + 1, DROP), d2 * (1 / (1 - DROP)), 0.0)
+            e1 = thinned(d2, seed, n, d, site + 1, DROP)
         e1 = rounded(e1 * large, PRECISION)
         write(e1_ptr + here, e1, live)
         dh = times_loaded(e1, w_out, PRECISION) if PRECISION == "half" else times(e1, out_w, d, d, D, PRECISION)
@@ -527,68 +511,3 @@ def _project_weights(
         inside = (m[:, None] // E) * E * E + (m[:, None] % E) * E + m[None, :] % E
         own = ((m[:, None] // E) == (m[None, :] // E)) & (column == 0)
         tl.store(to + 6 * D * D + part * H * E * E + inside, du * small, mask=own)
-
-
-# ---------------------------------------------------------------- attention
-
-
-@triton.jit
-def _causal(q, k, t, SCALE: tl.constexpr, PRECISION: tl.constexpr):
-    """Causal softmax before its rows are divided by their sums, and what they are to be multiplied with instead."""
-    logits = times_loaded(q, tl.trans(k), PRECISION)
-    logits = tl.where(t[None, :] <= t[:, None], logits, -float("inf"))
-    weight = exp2((logits - tl.max(logits, 1)[:, None]) * (SCALE * 1.4426950408889634))
-    return weight, inverse(tl.sum(weight, 1))
-
-
-@triton.jit(do_not_specialize=["site"])
-def _attend(
-    qkv_ptr, h_ptr, seed_ptr, T, site,
-    D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, ROOM: tl.constexpr, SCALE: tl.constexpr, DROP: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    t, e = tl.arange(0, ROOM), tl.arange(0, E)
-    episode, head = tl.program_id(0) // H, tl.program_id(0) % H
-    live, seed = (t < T)[:, None], tl.load(seed_ptr)
-    row = episode * T + t
-    at = row[:, None] * 3 * D + head * E + e[None, :]
-    q = read(qkv_ptr + at, live)
-    k = read(qkv_ptr + D + at, live)
-    v = read(qkv_ptr + 2 * D + at, live)
-    weight, scale = _causal(q, k, t, SCALE, PRECISION)
-    if DROP > 0:
-        weight = tl.where(kept(seed, tl.program_id(0) * ROOM + t, t, site, DROP), weight, 0.0)
-        scale *= 1 / (1 - DROP)
-    h = rounded(times_loaded(weight, v, PRECISION) * scale[:, None], PRECISION)
-    write(h_ptr + row[:, None] * D + head * E + e[None, :], h, live)
-
-
-@triton.jit(do_not_specialize=["site"])
-def _attend_backward(
-    qkv_ptr, dh_ptr, dqkv_ptr, seed_ptr, T, site,
-    D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, ROOM: tl.constexpr, SCALE: tl.constexpr, DROP: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    t, e = tl.arange(0, ROOM), tl.arange(0, E)
-    episode, head = tl.program_id(0) // H, tl.program_id(0) % H
-    live, seed = (t < T)[:, None], tl.load(seed_ptr)
-    row = episode * T + t
-    at = row[:, None] * 3 * D + head * E + e[None, :]
-    q = read(qkv_ptr + at, live)
-    k = read(qkv_ptr + D + at, live)
-    v = read(qkv_ptr + 2 * D + at, live)
-    dh = read(dh_ptr + row[:, None] * D + head * E + e[None, :], live)
-    weight, scale = _causal(q, k, t, SCALE, PRECISION)
-    weight *= scale[:, None]
-    used = weight
-    if DROP > 0:
-        stays = kept(seed, tl.program_id(0) * ROOM + t, t, site, DROP)
-        used = tl.where(stays, weight * (1 / (1 - DROP)), 0.0)
-    dv = times_loaded(tl.trans(rounded(used, PRECISION)), dh, PRECISION)
-    write(dqkv_ptr + 2 * D + at, rounded(dv, PRECISION), live)
-    scaled_dh = rounded(dh.to(tl.float32) * SCALE, PRECISION)  # here it is fewest multiplications
-    dused = used * times_loaded(scaled_dh, tl.trans(v), PRECISION)
-    dlogits = rounded(dused - weight * tl.sum(dused, 1)[:, None], PRECISION)
-    dq, dk = times_loaded(dlogits, k, PRECISION), times_loaded(tl.trans(dlogits), q, PRECISION)
-    write(dqkv_ptr + at, rounded(dq, PRECISION), live)
-    write(dqkv_ptr + D + at, rounded(dk, PRECISION), live)

@@ -27,6 +27,7 @@ def mixed(x):
 
 NATIVE = tl.constexpr(isinstance(mixed, triton.JITFunction))
 """Whether a GPU's own instructions can be named: Triton's interpreter has none."""
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -106,7 +107,7 @@ def exp2(x):
 
 @triton.jit
 def exp(x):
-    return exp2(x * 1.4426950408889634)
+    return exp2(x * LOG2_E)
 
 
 @triton.jit
@@ -247,3 +248,9 @@ def kept(seed, row, column, site, DROP: tl.constexpr):
     by_column = ((by_column ^ (by_column >> 16)) * 0x85EBCA6B) | 1
     limit: tl.constexpr = int(DROP * 4294967296.0)
     return by_row[:, None] * by_column[None, :] >= limit
+
+
+@triton.jit
+def thinned(x, seed, row, column, site, DROP: tl.constexpr):
+    """x where it is `kept`, made larger for the rest."""
+    return tl.where(kept(seed, row, column, site, DROP), x * (1 / (1 - DROP)), 0.0)

@@ -21,26 +21,22 @@ from uat.nn.blocks import Transformer
 from uat.nn.cache import KVCache
 from uat.nn.encoders import VectorEncoder
 from uat.nn.heads import DiscreteHead, Head
-from uat.nn.kernels.triton_parts import shares
-from uat.nn.kernels.triton_step import (
+from uat.nn.kernels.triton_acting import (
     SMALL,
-    WIDEST,
-    arguments,
     draw,
     embed,
     encoding,
     hear,
     hearing,
     look_up,
-    observed,
     pick,
     place,
     score,
     scoring,
-    served,
     think,
-    told,
 )
+from uat.nn.kernels.triton_parts import shares
+from uat.nn.kernels.triton_step import WIDEST, arguments, observed, served, told
 from uat.nn.utility import UtilityGates
 from uat.types import Inside, Spec, Step, Vector
 

@@ -25,20 +25,21 @@ from uat.nn.blocks import Block, Transformer
 from uat.nn.cache import KVCache
 from uat.nn.encoders import IdEmbedding, VectorEncoder
 from uat.nn.heads import DiscreteHead, Head
-from uat.nn.kernels.triton_parts import (
-    diagonal,
-    exp2,
-    inverse,
-    late,
-    normed_at_once,
-    rectified,
-    rounded,
-    shares,
-    tanh,
-    times,
-    times_loaded,
-    times_some,
+from uat.nn.kernels.triton_acting import (
+    SMALL,
+    draw,
+    embed,
+    encoding,
+    hear,
+    hearing,
+    look_up,
+    pick,
+    place,
+    score,
+    scoring,
+    think,
 )
+from uat.nn.kernels.triton_parts import shares
 from uat.nn.kernels.whole import Feedback, feedback, hidden_units, power_of_two, projections, room
 from uat.nn.utility import UtilityGates
 from uat.types import Step
@@ -50,8 +51,8 @@ PROGRAMS = 132
 """About as many programs as a large GPU has multiprocessors."""
 CHUNK, WARPS, STAGES = 64, 4, 3
 """Cached steps that are read at a time, warps of a program, and blocks of weights under way at a time."""
-HELD, SMALL = 64 * 128, tl.constexpr(64 * 64)
-"""Most weights of a matrix in half precision, and in float32, that registers hold while they are on their way."""
+HELD = 64 * 128
+"""Most weights of a matrix in half precision that registers hold while they are on their way."""
 WIDEST = 128
 """Most entries of an observation, or actions, that are read inside the kernel; more are read outside."""
 
@@ -301,298 +302,6 @@ def told(utility: UtilityGates, step: Step, ubar_BU: Tensor | None, cache: KVCac
         "J": width, "J_ROOM": room(width + 1), "HIDDEN": first.shape[0], "U": last.shape[0],
         "UBAR": utility.d_utility, "DECAY": utility.decay, "IDS": cache.packed.feedback.table_AJ is not None,
     }  # fmt: skip
-
-
-@triton.jit
-def _past(
-    ptr, r, s, across, seat, seats, length, most, S,
-    H: tl.constexpr, E: tl.constexpr, EVEN: tl.constexpr, TURNED: tl.constexpr,
-):  # fmt: skip
-    """Keys (TURNED: (D, S)) or values (S, D) of the steps s of stream r."""
-    there = s < (tl.where(r < seats, most, 0) if EVEN else tl.max(tl.where(seat == r, length, 0), 0))
-    at = r * H * S * E + across
-    if TURNED:
-        found = tl.load(ptr + at[:, None] + s[None, :] * E, mask=there[None, :], other=0.0)
-    else:
-        found = tl.load(ptr + at[None, :] + s[:, None] * E, mask=there[:, None], other=0.0)
-    return found
-
-
-@triton.jit
-def _look(
-    q, keys_ptr, values_ptr, begin, across, seat, seats, length, most, top, mass, mixed, S,
-    H: tl.constexpr, E: tl.constexpr, REAL: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
-    STAGES: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """A chunk of every stream's past: the highest logit, the sum of weights and the weighted values of each row.
-
-    Each stream's keys meet the queries of all, and what belongs to its own rows is picked out: a product has as many
-    rows anyway. Logits are to base two."""
-    s = begin + tl.arange(0, CHUNK)
-    logits = tl.full((ROWS, CHUNK), -float("inf"), tl.float32)
-    for r in tl.range(0, REAL, num_stages=STAGES):
-        k_DS = _past(keys_ptr, r, s, across, seat, seats, length, most, S, H, E, EVEN, True)
-        logits = tl.where((seat == r)[:, None], times_loaded(q, k_DS, PRECISION), logits)
-    logits = tl.where(s[None, :] < length[:, None], logits, -float("inf"))
-    higher = tl.maximum(top, tl.max(logits, 1))
-    weight, fade = exp2(logits - higher[:, None]), exp2(top - higher)
-    mass = mass * fade + tl.sum(weight, 1)
-    mixed = mixed * fade[:, None]
-    weight = rounded(weight, PRECISION)
-    for r in tl.range(0, REAL, num_stages=STAGES):
-        v_SD = _past(values_ptr, r, s, across, seat, seats, length, most, S, H, E, EVEN, False)
-        mixed = tl.where((seat == r)[:, None], mixed + times_loaded(weight, v_SD, PRECISION), mixed)
-    return higher, mass, mixed
-
-
-@triton.jit
-def _look_at_once(
-    q, v, top, keys_ptr, values_ptr, across, seat, seats, length, most, S,
-    H: tl.constexpr, E: tl.constexpr, REAL: tl.constexpr, CHUNK: tl.constexpr, EVEN: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """The same for a past of one chunk and one, two or four streams, whose keys and values registers hold: all of them
-    are asked for before any is needed. v: this step's own value."""
-    s = tl.arange(0, CHUNK)
-    first: tl.constexpr = REAL // 2 if REAL > 2 else REAL  # values that are asked for before any key is needed
-    keys, values = (), ()
-    for r in tl.static_range(REAL):
-        keys += (_past(keys_ptr, r, s, across, seat, seats, length, most, S, H, E, EVEN, True),)
-    for r in tl.static_range(first):
-        values += (_past(values_ptr, r, s, across, seat, seats, length, most, S, H, E, EVEN, False),)
-    logits = times_loaded(q, late(keys[0]), PRECISION)
-    for r in tl.static_range(1, REAL):
-        if r >= first:
-            values += (_past(values_ptr, r, s, across, seat, seats, length, most, S, H, E, EVEN, False),)
-        logits = tl.where((seat == r)[:, None], times_loaded(q, late(keys[r]), PRECISION), logits)
-    logits = tl.where(s[None, :] < length[:, None], logits, -float("inf"))
-    higher = tl.maximum(top, tl.max(logits, 1))
-    weight, fade = exp2(logits - higher[:, None]), exp2(top - higher)
-    mass, own = fade + tl.sum(weight, 1), v * fade[:, None]
-    weight = rounded(weight, PRECISION)
-    mixed = own + times_loaded(weight, late(values[0]), PRECISION)
-    for r in tl.static_range(1, REAL):
-        mixed = tl.where((seat == r)[:, None], own + times_loaded(weight, late(values[r]), PRECISION), mixed)
-    return mass, mixed
-
-
-@triton.jit
-def encoding(
-    encode_w, encode_b, d,
-    WIDTH: tl.constexpr, WIDTH_ROOM: tl.constexpr, ENCODE: tl.constexpr,
-):  # fmt: skip
-    """W^E and its bias, where `embed` takes a vector."""
-    weight, bias = d, d
-    if ENCODE == "map":
-        o = tl.arange(0, WIDTH_ROOM)
-        weight = tl.load(encode_w + d[None, :] * WIDTH + o[:, None], mask=(o < WIDTH)[:, None], other=0.0)
-        bias = tl.load(encode_b + d)
-    return weight, bias
-
-
-@triton.jit
-def embed(seen, weight, bias, encode_w, d, D: tl.constexpr, ENCODE: tl.constexpr, OUTSIDE: tl.constexpr):
-    """W^E o of what is seen: a vector, ids, or what is embedded already."""
-    x = seen
-    if ENCODE == "map":
-        x = times_loaded(seen, weight, OUTSIDE) + bias[None, :]
-    elif ENCODE == "ids":
-        x = tl.load(encode_w + seen[:, None] * D + d[None, :], mask=(seen >= 0)[:, None], other=0.0)
-    return x
-
-
-@triton.jit
-def place(x, position_ptr, norm_w, norm_b, length, d, POSITIONS, D: tl.constexpr, PRECISION: tl.constexpr):
-    """With the embedding of its place, through the first norm."""
-    position = tl.minimum(length, POSITIONS - 1)
-    x += tl.load(position_ptr + position[:, None] * D + d[None, :])
-    return normed_at_once(x, tl.load(norm_w + d), tl.load(norm_b + d), D, PRECISION)
-
-
-@triton.jit
-def look_up(action, table_ptr, j, J: tl.constexpr):
-    """f_a(a); nothing where there was no action."""
-    known = (action >= 0)[:, None] & (j < J)[None, :]
-    return tl.load(table_ptr + action[:, None] * J + j[None, :], mask=known, other=0.0)
-
-
-@triton.jit
-def hearing(
-    w1_ptr, w2_ptr, regime_ptr, d,
-    J: tl.constexpr, J_ROOM: tl.constexpr, HIDDEN: tl.constexpr, U: tl.constexpr,
-):  # fmt: skip
-    """The weights that `hear` takes, where they are small enough to be read ahead of time."""
-    j, unit, u = tl.arange(0, J_ROOM), tl.arange(0, HIDDEN), tl.arange(0, U)
-    w1 = tl.load(w1_ptr + unit[None, :] * (J + 1) + j[:, None], mask=(j <= J)[:, None], other=0.0)
-    w2 = tl.load(w2_ptr + u[None, :] * HIDDEN + unit[:, None])
-    return w1, w2, tl.load(regime_ptr + d[None, :] * U + u[:, None])
-
-
-@triton.jit
-def hear(
-    said, reward, before, first, weights, w1_ptr, w2_ptr, regime_ptr, d,
-    J: tl.constexpr, J_ROOM: tl.constexpr, HIDDEN: tl.constexpr, U: tl.constexpr, DECAY: tl.constexpr,
-    READ: tl.constexpr, OUTSIDE: tl.constexpr,
-):  # fmt: skip
-    """From feedback, f_a(a) and r, to u, the regime state and its gate. READ: whether the weights are; else each is
-    read when its turn comes, as shared memory does not hold them all."""
-    j, unit, u = tl.arange(0, J_ROOM), tl.arange(0, HIDDEN), tl.arange(0, U)
-    said = tl.where(j[None, :] == J, reward[:, None], said)  # [f_a(a); r]
-    if READ:
-        w1, w2, regime = weights
-        now = times_loaded(tl.maximum(times_loaded(said, w1, OUTSIDE), 0.0), w2, OUTSIDE)
-    else:
-        now = tl.maximum(times_some(said, w1_ptr, unit, j, J + 1, OUTSIDE), 0.0)
-        now = times(now, w2_ptr, u, unit, HIDDEN, OUTSIDE)
-    ubar = DECAY * tl.where(first[:, None], 0.0, before) + (1 - DECAY) * now
-    rho = times_loaded(ubar, regime, OUTSIDE) if READ else times(ubar, regime_ptr, d, u, U, OUTSIDE)
-    return now, ubar, tanh(rho)
-
-
-@triton.jit
-def think(
-    x, now, rho, length, seat, start, live, row, d,
-    matrices_ptr, vectors_ptr, token_ptr, last_w, last_b, kv_ptr, B, S, KV,
-    D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, F: tl.constexpr, L: tl.constexpr, SCALE: tl.constexpr,
-    REAL: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-    SINGLE: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr, UTILITY: tl.constexpr, PRECISION: tl.constexpr,
-    OUTSIDE: tl.constexpr, U: tl.constexpr,
-):  # fmt: skip
-    """All layers and the last norm: h of this step. Its keys and values go to the cache; length: the steps before it.
-    EVEN: as many for all."""
-    u = tl.arange(0, U)
-    most, seats = tl.max(length, 0), B - start
-    mine = (row % H)[:, None] == d[None, :] // E
-    same = (seat[:, None] == seat[None, :]).to(tl.float32)
-    across = (d // E) * S * E + d % E
-    cell = seat[:, None] * H * S * E + across[None, :] + length[:, None] * E
-    square = d[None, :] * D + d[:, None]
-    token = d[None, :] * U + u[:, None]
-    projections: tl.constexpr = 6 * D * D + 3 * H * E * E if UTILITY else 3 * D * D
-    each: tl.constexpr = projections + D * D + 2 * F * D
-
-    w, vectors, all_keys = matrices_ptr, vectors_ptr, tl.cast(KV, tl.int64)
-    keys_ptr = kv_ptr + tl.cast(start, tl.int64) * H * S * E  # of these streams: places among them fit 32 bits
-    for layer in tl.range(0, L, num_stages=1):
-        # small things are asked for early: a wait for each of them would cost as much as a product
-        rest = w + projections
-        up = rest + D * D
-        down = up + F * D
-        norm_1w, norm_1b, out_b = tl.load(vectors + d), tl.load(vectors + D + d), tl.load(vectors + 2 * D + d)
-        norm_2w, norm_2b = tl.load(vectors + 3 * D + d), tl.load(vectors + 4 * D + d)
-        down_b = tl.load(vectors + 5 * D + d)
-        f, blocks, block = tl.arange(0, F), tl.arange(0, F // BLOCK), tl.arange(0, BLOCK)
-        if EARLY:
-            up_b = tl.load(vectors + 6 * D + f)
-        else:
-            up_b = tl.load(vectors + 6 * D + blocks[:, None] * BLOCK + block[None, :])
-
-        g = x
-        if UTILITY and U * D <= SMALL:
-            w_token = tl.load(token_ptr + layer * D * U + token)
-        y = normed_at_once(x, norm_1w, norm_1b, D, PRECISION)
-        if UTILITY and U * D <= SMALL:
-            g = tanh(times_loaded(now, late(w_token), OUTSIDE))
-        elif UTILITY:
-            g = tanh(times_loaded(now, tl.load(token_ptr + layer * D * U + token), OUTSIDE))
-
-        # projections, in one loop so that the next weights are under way while these are used
-        q, k, v = y, y, y
-        for part in tl.range(0, 3, num_stages=STAGES):
-            out = times_loaded(y, tl.load(w + part * D * D + square), PRECISION)
-            if UTILITY:
-                gate = tl.where(part == 0, rho, g)
-                out += gate * times_loaded(y, tl.load(w + (3 + part) * D * D + square), PRECISION)
-                u_DD = diagonal(w + 6 * D * D + part * H * E * E, d, E)
-                out += times_loaded(gate, u_DD, PRECISION)
-            q = tl.where(part == 0, out, q)
-            k = tl.where(part == 1, out, k)
-            v = out
-        w_out = tl.load(rest + square)
-
-        # attention: this step's own key and value first, then the past
-        values_ptr = keys_ptr + all_keys
-        tl.store(keys_ptr + cell, rounded(k, PRECISION), mask=mine & live[:, None])
-        tl.store(values_ptr + cell, rounded(v, PRECISION), mask=mine & live[:, None])
-        q = tl.where(mine, q * (SCALE * 1.4426950408889634), 0.0)
-        top = tl.sum(q * k, 1)
-        q = rounded(q, PRECISION)
-        mass = tl.full((ROWS,), 1.0, tl.float32)
-        if EARLY and SINGLE and REAL <= 4:
-            mass, mixed = _look_at_once(
-                q, v, top, keys_ptr, values_ptr, across, seat, seats, length, most,
-                S, H, E, REAL, CHUNK, EVEN, PRECISION,
-            )  # fmt: skip
-        elif SINGLE:
-            top, mass, mixed = _look(
-                q, keys_ptr, values_ptr, 0, across, seat, seats, length, most, top, mass, v,
-                S, H, E, REAL, ROWS, CHUNK, STAGES, EVEN, PRECISION,
-            )  # fmt: skip
-        else:
-            begin, mixed = most * 0, v
-            while begin < most:
-                top, mass, mixed = _look(
-                    q, keys_ptr, values_ptr, begin, across, seat, seats, length, most, top, mass, mixed,
-                    S, H, E, REAL, ROWS, CHUNK, 1, EVEN, PRECISION,
-                )  # fmt: skip
-                begin += CHUNK
-        if EARLY:
-            w_up = tl.load(up + f[None, :] * D + d[:, None])
-        h = times_loaded(same, tl.where(mine, mixed * inverse(mass)[:, None], 0.0), PRECISION)
-
-        # out, feed-forward: all hidden units at once where registers hold what is on its way, else some at a time
-        x += times_loaded(h, late(w_out), PRECISION) + out_b[None, :]
-        if EARLY:
-            w_down = tl.load(down + d[None, :] * F + f[:, None])
-        y = normed_at_once(x, norm_2w, norm_2b, D, PRECISION)
-        if EARLY:
-            hidden = rectified(times_loaded(y, late(w_up), PRECISION) + up_b[None, :], PRECISION)
-            change = times_loaded(hidden, late(w_down), PRECISION)
-        else:
-            change = tl.zeros((ROWS, D), tl.float32)
-            for part in tl.range(0, F // BLOCK, num_stages=STAGES):
-                b = part * BLOCK + block
-                hidden = times_loaded(y, tl.load(up + b[None, :] * D + d[:, None]), PRECISION)
-                hidden += tl.sum(tl.where((blocks == part)[:, None], up_b, 0.0), 0)[None, :]
-                change += times_loaded(tl.maximum(hidden, 0.0), tl.load(down + d[None, :] * F + b[:, None]), PRECISION)
-        x += change + down_b[None, :]
-        keys_ptr += 2 * all_keys
-        w += each
-        vectors += 6 * D + F
-    return normed_at_once(x, tl.load(last_w + d), tl.load(last_b + d), D, PRECISION)
-
-
-@triton.jit
-def scoring(head_w, head_b, d, a, A: tl.constexpr, D: tl.constexpr):
-    """The weights that `score` takes."""
-    weight_DA = tl.load(head_w + a[None, :] * D + d[:, None], mask=(a < A)[None, :], other=0.0)
-    return weight_DA, tl.load(head_b + a, mask=a < A, other=0.0)
-
-
-@triton.jit
-def score(x, weights, OUTSIDE: tl.constexpr):
-    """Logits."""
-    weight_DA, bias_A = weights
-    return times_loaded(x, weight_DA, OUTSIDE) + bias_A[None, :]
-
-
-@triton.jit
-def draw(gumbel_ptr, gumbel_stride, stream, alive, a, A: tl.constexpr, SAMPLED: tl.constexpr):
-    """Gumbel noise for `pick`, where actions are sampled."""
-    drawn = a[None, :].to(tl.float32)
-    if SAMPLED:
-        at = gumbel_ptr + stream[:, None] * gumbel_stride + a[None, :]
-        drawn = tl.load(at, mask=alive & (a < A)[None, :], other=0.0)
-    return drawn
-
-
-@triton.jit
-def pick(logits, drawn, a, A: tl.constexpr, SAMPLED: tl.constexpr):
-    """The arg-max, with Gumbel noise a sample; an action also where logits are not numbers."""
-    if SAMPLED:
-        logits += drawn
-    logits = tl.where((a < A)[None, :], logits, -float("inf"))
-    return tl.minimum(tl.argmax(logits, 1), A - 1)
 
 
 @triton.jit

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from uat.nn.blocks import Block, Transformer
 from uat.nn.encoders import VectorEncoder
-from uat.nn.kernels.triton_block import LONGEST, fused_blocks, large_products
+from uat.nn.kernels.triton_attend import LONGEST
+from uat.nn.kernels.triton_block import fused_blocks, large_products
 from uat.nn.kernels.triton_ends import fused_linear, fused_norm
 from uat.nn.kernels.triton_gates import fused_gates, gates_fit
 from uat.nn.utility import UtilityGates
