@@ -35,7 +35,7 @@ from uat.methods.uat import UAT
 from uat.nn.heads import build_head
 from uat.runs import Run, load_policy, read_tensors
 from uat.training import train
-from uat.training.trainer import fetched
+from uat.training.trainer import sent
 from uat.types import Batch, Losses, Metric, Spec, Step
 
 pytestmark = pytest.mark.usefixtures("save_always")  # so that a kill can come after any checkpoint
@@ -122,7 +122,7 @@ def test_numbers_are_fetched_from_the_device_in_one_copy_of_each_type() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tensor, "item", waits)
-        found = fetched(rows)
+        found = sent(rows)()
     assert found == [
         {"epoch": 1, "phase": "all", "loss": loss.item()},
         {"epoch": 2, "loss": (loss + 1).item(), "validation": 1 / 3, "ok": True},

@@ -71,15 +71,20 @@ class Checkpoint:
                 found[f"adam.{key}.{name}"] = tensor
         return found
 
-    def keep_as_best(self) -> None:
-        self.best = {name: tensor.detach().clone() for name, tensor in self.policy.state_dict().items()}
+    def weights(self) -> dict[str, Tensor]:
+        """A copy of the policy's, as they are now."""
+        return {name: tensor.detach().clone() for name, tensor in self.policy.state_dict().items()}
+
+    @property
+    def due(self) -> bool:
+        """Whether the last one is some seconds old, or there is none."""
+        return time.monotonic() - self._saved_at >= SAVE_SECONDS
 
     def save(self, standing: Standing) -> None:
-        """To disk: the first and the last always, others if the last one is some seconds old."""
-        now = time.monotonic()
-        if not standing.finished and now - self._saved_at < SAVE_SECONDS:
+        """To disk, if it is due; the last always."""
+        if not standing.finished and not self.due:
             return
-        self._saved_at = now
+        self._saved_at = time.monotonic()
         self._save_policy()
         best = {f"best.{name}": tensor for name, tensor in self.best.items()}
         write_tensors(self.run.file(STATE), {**self.tensors(), **best}, asdict(standing))

@@ -109,18 +109,35 @@ class Judge:
     """Which of the numbers decides, and which way; None: the latest weights are the best."""
 
 
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """The epochs from one validation to the next."""
+
+    epoch: int
+    """The last of them, in its phase."""
+    rows: Callable[[], list[dict[str, Any]]]
+    """What is told of each, once the device has worked it out."""
+    weights: dict[str, Tensor]
+    """As they were validated."""
+
+
 class Trainer:
     """One training: policy, worlds, checkpoint and where it stands.
 
     The policy's learner plays, learns and is judged; its weights are the policy's own. In a phase that learns from
     logs somebody else plays, and the learner is still judged by its own play unless the phase says otherwise. Episodes
     that no action changes are taken as they happened: nobody plays them.
+
+    On a GPU the host does not wait for a validation but hands over the next epochs, and reads its numbers after those:
+    else the device would be idle meanwhile. Not where they decide whether there is a next epoch, or a checkpoint is
+    due: so all is as if it had waited.
     """
 
     def __init__(self, run: Run, device: torch.device, ranks: Ranks = ALONE) -> None:
         self.run, self.device, self.config, self.ranks = run, device, run.config, ranks
         self.in_turn: InTurn | None = None
         """Set where others train side by side on the device: their optimize steps take turns."""
+        self.runs_ahead = device.type == "cuda"
         self.domain = run.config.build_domain()
         self.policy = build_policy(run.config, self.domain, device)
         self.learner = self.policy.learner
@@ -159,7 +176,8 @@ class Trainer:
     ) -> Iterator[None]:
         standing, epoch, judge = self.standing, self.epoch(phase), self.judge_of(phase)
         c = epoch.train
-        pending: list[dict[str, Any]] = []  # rows whose numbers still lie on the device
+        pending: list[dict[str, Any]] = []
+        waiting: list[Stretch] = []  # validated, but their numbers are not read yet: at most one and the newest
         what = f"{self.config.method_name} on {self.config.domain_name}/{self.domain.task}"
         label = f"{what} ({epoch.player.path}, {epoch.path})"
         since = time.perf_counter()
@@ -173,15 +191,23 @@ class Trainer:
                     pending[-1] |= {
                         f"validation/{name}": value for name, value in self.ranks.agreed(judge.numbers()).items()
                     }
+                    waiting.append(Stretch(standing.epoch, sent(pending), self.checkpoint.weights()))
+                    pending = []
                 yield
                 if standing.settled:
-                    rows, pending = fetched(pending), []
-                    note = self._settle(rows, judge.metric)
-                    now = time.perf_counter()
-                    self.run.append("timing.jsonl", [{"epoch": standing.total, "seconds": now - since}])
-                    since = now
-                    for row in rows:
-                        write(row)
+                    ahead = self.runs_ahead and standing.epoch < c.epochs
+                    ahead = ahead and not self._out_of_patience() and not self.checkpoint.due
+                    for stretch in waiting[:-1] if ahead else waiting:
+                        rows = stretch.rows()
+                        note = self._settle(rows, stretch, judge.metric)
+                        now = time.perf_counter()
+                        self.run.append("timing.jsonl", [{"epoch": rows[-1]["epoch"], "seconds": now - since}])
+                        since = now
+                        for row in rows:
+                            write(row)
+                    waiting = waiting[-1:] if ahead else []
+                    if not ahead:
+                        self.checkpoint.save(standing)
                 shown.update(standing.epoch, note)
 
     def validate(self) -> dict[str, Tensor]:
@@ -209,8 +235,8 @@ class Trainer:
         parts = [total / count.clamp_min(1) for total, count in losses.values()]
         return {"loss": torch.stack(parts).sum()}
 
-    def _settle(self, rows: list[dict[str, Any]], metric: Metric | None) -> str:
-        """Judge the epochs since the last checkpoint, log them and save; what to tell whoever watches."""
+    def _settle(self, rows: list[dict[str, Any]], stretch: Stretch, metric: Metric | None) -> str:
+        """Judge a stretch of epochs and log its rows; what to tell whoever watches."""
         for row in rows:
             for name, number in row.items():
                 if name.startswith(("loss/", "gradient")) and not math.isfinite(number):
@@ -222,15 +248,14 @@ class Trainer:
         standing, last = self.standing, rows[-1]
         note = ", ".join(f"{k.removeprefix('loss/')} loss {v:.3f}" for k, v in last.items() if k.startswith("loss/"))
         if metric is None:
-            self.checkpoint.keep_as_best()
+            self.checkpoint.best = stretch.weights
         else:
             value = last[f"validation/{metric.name}"]
             if standing.best_value is None or metric.better(value, standing.best_value):
-                standing.best_value, standing.best_epoch = value, standing.epoch
-                self.checkpoint.keep_as_best()
+                standing.best_value, standing.best_epoch = value, stretch.epoch
+                self.checkpoint.best = stretch.weights
             note = f"{note}, validation {metric.name} {value:.3f} (best {standing.best_value:.3f})"
         self.run.append("metrics.jsonl", rows)
-        self.checkpoint.save(standing)
         return note
 
     def _out_of_patience(self) -> bool:
@@ -238,19 +263,33 @@ class Trainer:
         return self.standing.best_value is not None and waited >= self.config.train.patience
 
 
-def fetched(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows with the numbers that lay on the device, all of one type in one copy: each copy waits for the device."""
+def sent(rows: list[dict[str, Any]]) -> Callable[[], list[dict[str, Any]]]:
+    """Rows some of whose numbers lie on the device. These set out for the host, all of one type in one copy; what comes
+    back waits for them, and for nothing that the device is given later."""
     places: dict[Any, list[tuple[int, str]]] = {}
     for index, row in enumerate(rows):
         for name, value in row.items():
             if isinstance(value, Tensor):
                 places.setdefault((value.dtype, value.device), []).append((index, name))
-    found = [dict(row) for row in rows]
+    copies: list[Tensor] = []
     for its in places.values():
-        numbers = torch.stack([rows[index][name].detach().reshape(()) for index, name in its]).tolist()
-        for (index, name), number in zip(its, numbers, strict=True):
-            found[index][name] = number
-    return found
+        numbers = torch.stack([rows[index][name].detach().reshape(()) for index, name in its])
+        on_host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=numbers.is_cuda)
+        copies.append(on_host.copy_(numbers, non_blocking=True))
+    there = torch.cuda.Event() if any(device.type == "cuda" for _, device in places) else None
+    if there is not None:
+        there.record()
+
+    def read() -> list[dict[str, Any]]:
+        if there is not None:
+            there.synchronize()
+        found = [dict(row) for row in rows]
+        for its, numbers in zip(places.values(), copies, strict=True):
+            for (index, name), number in zip(its, numbers.tolist(), strict=True):
+                found[index][name] = number
+        return found
+
+    return read
 
 
 @contextlib.contextmanager
