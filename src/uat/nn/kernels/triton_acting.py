@@ -77,13 +77,12 @@ def _look(
 
 @triton.jit
 def _look_at_once(
-    q, k, v, keys_ptr, values_ptr, across, seat, seats, length, most, S,
-    D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, REAL: tl.constexpr, CHUNK: tl.constexpr, EVEN: tl.constexpr,
+    q, v, top, keys_ptr, values_ptr, across, seat, seats, length, most, S,
+    H: tl.constexpr, E: tl.constexpr, REAL: tl.constexpr, CHUNK: tl.constexpr, EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What each row sees of this step's own key and value, k and v, and of a past of one chunk. There are one, two or
-    four streams, whose keys and values registers hold: they are asked for before they are needed. Warps share rows and
-    would wait for each other at each sum along them: so two are one, and that of the weights is a product."""
+    """The same for a past of one chunk and one, two or four streams, whose keys and values registers hold: all of them
+    are asked for before any is needed. v: this step's own value."""
     s = tl.arange(0, CHUNK)
     first: tl.constexpr = REAL // 2 if REAL > 2 else REAL  # values that are asked for before any key is needed
     keys, values = (), ()
@@ -91,30 +90,20 @@ def _look_at_once(
         keys += (_past(keys_ptr, r, s, across, seat, seats, length, most, S, H, E, EVEN, True),)
     for r in tl.static_range(first):
         values += (_past(values_ptr, r, s, across, seat, seats, length, most, S, H, E, EVEN, False),)
-    own, q = q * k, rounded(q, PRECISION)
     logits = times_loaded(q, late(keys[0]), PRECISION)
     for r in tl.static_range(1, REAL):
         if r >= first:
             values += (_past(values_ptr, r, s, across, seat, seats, length, most, S, H, E, EVEN, False),)
         logits = tl.where((seat == r)[:, None], times_loaded(q, late(keys[r]), PRECISION), logits)
     logits = tl.where(s[None, :] < length[:, None], logits, -float("inf"))
-    if D == CHUNK:
-        here, past = tl.reduce((own, logits), 1, _added_and_highest)
-    else:
-        here, past = tl.sum(own, 1), tl.max(logits, 1)
-    top = tl.maximum(here, past)
-    weight, fade = rounded(exp2(logits - top[:, None]), PRECISION), exp2(here - top)[:, None]
-    mass = fade + times_loaded(weight, tl.full((CHUNK, D), 1.0, tl.float32), PRECISION)
-    fresh = v * fade
-    mixed = fresh + times_loaded(weight, late(values[0]), PRECISION)
+    higher = tl.maximum(top, tl.max(logits, 1))
+    weight, fade = exp2(logits - higher[:, None]), exp2(top - higher)
+    mass, own = fade + tl.sum(weight, 1), v * fade[:, None]
+    weight = rounded(weight, PRECISION)
+    mixed = own + times_loaded(weight, late(values[0]), PRECISION)
     for r in tl.static_range(1, REAL):
-        mixed = tl.where((seat == r)[:, None], fresh + times_loaded(weight, late(values[r]), PRECISION), mixed)
-    return mixed * inverse(mass)
-
-
-@triton.jit
-def _added_and_highest(a, b, c, d):
-    return a + c, tl.maximum(b, d)
+        mixed = tl.where((seat == r)[:, None], own + times_loaded(weight, late(values[r]), PRECISION), mixed)
+    return mass, mixed
 
 
 @triton.jit
@@ -256,31 +245,30 @@ def think(
         tl.store(keys_ptr + cell, rounded(k, PRECISION), mask=mine & live[:, None])
         tl.store(values_ptr + cell, rounded(v, PRECISION), mask=mine & live[:, None])
         q = tl.where(mine, q * (SCALE * LOG2_E), 0.0)
+        top = tl.sum(q * k, 1)
+        q = rounded(q, PRECISION)
+        mass = tl.full((ROWS,), 1.0, tl.float32)
         if EARLY and SINGLE and REAL <= 4:
-            mixed = _look_at_once(
-                q, k, v, keys_ptr, values_ptr, across, seat, seats, length, most,
-                S, D, H, E, REAL, CHUNK, EVEN, PRECISION,
+            mass, mixed = _look_at_once(
+                q, v, top, keys_ptr, values_ptr, across, seat, seats, length, most,
+                S, H, E, REAL, CHUNK, EVEN, PRECISION,
+            )  # fmt: skip
+        elif SINGLE:
+            top, mass, mixed = _look(
+                q, keys_ptr, values_ptr, 0, across, seat, seats, length, most, top, mass, v,
+                S, H, E, REAL, ROWS, CHUNK, STAGES, EVEN, PRECISION,
             )  # fmt: skip
         else:
-            top, mass, mixed = tl.sum(q * k, 1), tl.full((ROWS,), 1.0, tl.float32), v
-            q = rounded(q, PRECISION)
-            if SINGLE:
+            begin, mixed = most * 0, v
+            while begin < most:
                 top, mass, mixed = _look(
-                    q, keys_ptr, values_ptr, 0, across, seat, seats, length, most, top, mass, mixed,
-                    S, H, E, REAL, ROWS, CHUNK, STAGES, EVEN, PRECISION,
+                    q, keys_ptr, values_ptr, begin, across, seat, seats, length, most, top, mass, mixed,
+                    S, H, E, REAL, ROWS, CHUNK, 1, EVEN, PRECISION,
                 )  # fmt: skip
-            else:
-                begin = most * 0
-                while begin < most:
-                    top, mass, mixed = _look(
-                        q, keys_ptr, values_ptr, begin, across, seat, seats, length, most, top, mass, mixed,
-                        S, H, E, REAL, ROWS, CHUNK, 1, EVEN, PRECISION,
-                    )  # fmt: skip
-                    begin += CHUNK
-            mixed = mixed * inverse(mass)[:, None]
+                begin += CHUNK
         if EARLY:
             w_up = tl.load(up + f[None, :] * D + d[:, None])
-        h = times_loaded(same, tl.where(mine, mixed, 0.0), PRECISION)
+        h = times_loaded(same, tl.where(mine, mixed * inverse(mass)[:, None], 0.0), PRECISION)
 
         # out, feed-forward: all hidden units at once where registers hold what is on its way, else some at a time
         x += times_loaded(h, late(w_out), PRECISION) + out_b[None, :]
