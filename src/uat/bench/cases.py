@@ -8,6 +8,7 @@ fast        the fused step, or a rollout in one launch; on CUDA captured as well
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +88,8 @@ EPOCHS = 50
 
 
 class Training:
-    """One training on one path, as the trainer runs it; the slow paths are put together from the same parts."""
+    """One training on one path, as the trainer runs it; the slow paths are put together from the same parts. Each call
+    has worlds of its own, whose noise is drawn as in training."""
 
     def __init__(self, config: RunConfig, path: str, device: torch.device) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -101,21 +103,24 @@ class Training:
             self.policy.fused_pass = False
         if path != "fast" and hasattr(self.player.simulator, "fused"):
             cast(Any, self.player.simulator).fused = False
-        self._ids, self._seed = torch.arange(config.train.batch_size), split_seed("train", config.seed)
+        self._batches, self._batch_size = itertools.count(), config.train.batch_size
+        self._seed = split_seed("train", config.seed)
         self._agent: Any = Recomputing(self.policy) if path == "recompute" else self.policy
         self._captured = device.type == "cuda" and path in ("graph", "fast")
 
     def rollout(self) -> Trajectory:
+        begin = next(self._batches) * self._batch_size
+        ids = torch.arange(begin, begin + self._batch_size)
         if self._captured:
-            return self.player.play(self._ids, self._seed)
-        noise = self.player.noise(self._ids.to(self.device), self._seed)
+            return self.player.play(ids, self._seed)
+        noise = self.player.noise(ids.to(self.device), self._seed)
         sampling = noise.pop("actions", None)
         self.policy.eval()
         return rollout(self._agent, self.player.simulator, noise, sampling)
 
     def epoch(self) -> None:
         if self._captured:
-            self._epoch.run(0, 1)
+            self._epoch.run(next(self._batches), 1)
         else:
             self._epoch.optimize(self.rollout())
 
@@ -126,7 +131,7 @@ class Training:
     def optimizing(self) -> Call:
         """An optimize step on episodes that have been played."""
         if self._captured:
-            self._epoch.run(0, 1)
+            self.epoch()
             if self._epoch.captured is not None:
                 return Call(self._epoch.captured)
         trajectory = self.rollout()

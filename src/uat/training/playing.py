@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,8 +14,25 @@ from uat.noise import gumbel
 from uat.training.capture import Captured, captured_or_none
 from uat.types import Agent, Discrete, Noise, Reader, Recording, Simulator, Trajectory
 
-AHEAD = 8
-"""Batches whose noise is drawn at once on CUDA."""
+AHEAD, MOST_BYTES = 32, 32 * 2**20
+"""Batches whose noise is drawn at once on CUDA, and the memory that it may take."""
+
+
+class Drawn(NamedTuple):
+    """The noise of successive episodes."""
+
+    seed: int
+    begin: int
+    end: int
+    noise: Noise
+
+    def holds(self, seed: int, begin: int, count: int) -> bool:
+        return seed == self.seed and self.begin <= begin <= self.end - count
+
+    def next(self, count: int) -> int:
+        """How many batches of so many to draw after these: twice as many, while they fit."""
+        batches, taken = (self.end - self.begin) // count, sum(value.nbytes for value in self.noise.values())
+        return max(1, min(AHEAD, 2 * batches) if 2 * taken <= MOST_BYTES else batches)
 
 
 class Player:
@@ -36,7 +53,7 @@ class Player:
         self.capturable = True
         """False once a capture has failed."""
         self.inputs: Noise = {}
-        self.ready: tuple[int, int, int, Noise] | None = None  # seed, first id, id after the last, their noise
+        self.drawn: Drawn | None = None
         self.path = self._choose_path()
 
     def _choose_path(self) -> str:
@@ -75,15 +92,18 @@ class Player:
         return noise
 
     def _drawn_ahead(self, episode_ids: Tensor, seed: int) -> Noise:
-        """The noise of these episodes, drawn with that of the next batches: its many small launches cost once."""
+        """The noise of these episodes. Where one batch follows another, it is drawn for several: its hundreds of small
+        launches cost once."""
         begin, count = int(episode_ids[0]), len(episode_ids)
         if not torch.equal(episode_ids, torch.arange(begin, begin + count)):
             return self.noise(episode_ids, seed)
-        if self.ready is None or self.ready[0] != seed or not self.ready[1] <= begin <= self.ready[2] - count:
-            end = begin + AHEAD * count
-            self.ready = (seed, begin, end, self.noise(torch.arange(begin, end), seed))
-        offset = begin - self.ready[1]
-        return {name: value[offset : offset + count] for name, value in self.ready[3].items()}
+        drawn = self.drawn
+        if drawn is None or not drawn.holds(seed, begin, count):
+            batches = 1 if drawn is None or drawn.seed != seed or begin < drawn.end else drawn.next(count)
+            end = begin + count * batches
+            drawn = self.drawn = Drawn(seed, begin, end, self.noise(torch.arange(begin, end), seed))
+        offset = begin - drawn.begin
+        return {name: value[offset : offset + count] for name, value in drawn.noise.items()}
 
     def _rollout(self, noise: Noise) -> Trajectory:
         if isinstance(self.agent, torch.nn.Module):

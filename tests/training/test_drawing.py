@@ -1,0 +1,87 @@
+"""Noise is drawn for several batches at once where one follows another, and is that of each on its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from uat.recipes import recipe
+from uat.training.playing import AHEAD, Player
+from uat.types import Noise
+
+CPU, COUNT = torch.device("cpu"), 4
+
+
+class Drawing(Player):
+    """Tells which episodes it draws noise for."""
+
+    def __init__(self, domain: str = "darkroom") -> None:
+        simulator = recipe(domain, "uat", "smoke").build_domain().simulator("train", CPU)
+        super().__init__(None, simulator, device=CPU, sampled=True)
+        self.asked: list[tuple[int, int]] = []
+
+    def noise(self, episode_ids: Tensor, seed: int) -> Noise:
+        self.asked.append((int(episode_ids[0]), len(episode_ids)))
+        return super().noise(episode_ids, seed)
+
+    def batch(self, begin: int, seed: int = 0) -> Noise:
+        return self._drawn_ahead(torch.arange(begin, begin + COUNT), seed)
+
+
+@pytest.mark.parametrize("domain", ["darkroom", "sepsis"])
+def test_each_batch_has_its_own_noise(domain: str) -> None:
+    ahead, plain = Drawing(domain), Drawing(domain)
+    for begin in (0, 4, 8, 12, 16, 4, 20, 96, 100):
+        own = plain.noise(torch.arange(begin, begin + COUNT), 0)
+        found = ahead.batch(begin)
+        assert found.keys() == own.keys()
+        assert all(torch.equal(found[name], own[name]) for name in own)
+
+
+def test_batches_that_follow_are_drawn_together_each_time_twice_as_many() -> None:
+    player = Drawing()
+    for index in range(3 * AHEAD):
+        player.batch(COUNT * index)
+    counts = [count // COUNT for _, count in player.asked]
+    assert counts[:7] == [1, 2, 4, 8, 16, 32, 32]
+    assert sum(counts) >= 3 * AHEAD
+    assert [begin for begin, _ in player.asked] == [COUNT * sum(counts[:n]) for n in range(len(counts))]
+
+
+def test_the_same_batch_again_is_drawn_once_and_nothing_ahead_of_it() -> None:
+    player = Drawing()
+    for _ in range(5):
+        player.batch(0)
+    assert player.asked == [(0, COUNT)]
+
+
+def test_another_seed_starts_anew() -> None:
+    player = Drawing()
+    for seed in (0, 1, 0):
+        player.batch(0, seed)
+    assert player.asked == [(0, COUNT)] * 3
+
+
+def test_no_more_is_drawn_than_memory_is_meant_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    player = Drawing()
+    size = sum(value.nbytes for value in player.batch(0).values())
+    monkeypatch.setattr("uat.training.playing.MOST_BYTES", 5 * size)
+    for index in range(1, 20):
+        player.batch(COUNT * index)
+    assert [count // COUNT for _, count in player.asked[:5]] == [1, 2, 4, 4, 4]
+
+
+def test_a_larger_batch_after_small_ones_is_drawn_whole() -> None:
+    player = Drawing()
+    player.batch(0)
+    found = player._drawn_ahead(torch.arange(COUNT, 5 * COUNT), 0)
+    assert all(len(value) == 4 * COUNT for value in found.values())
+
+
+def test_batches_of_one_process_of_several_lie_apart() -> None:
+    """Each batch is shared out, and the rest of it belongs to others."""
+    player = Drawing()
+    for index in range(32):
+        player.batch(2 * COUNT * index)
+    assert len(player.asked) < 10
