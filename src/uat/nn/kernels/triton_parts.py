@@ -143,7 +143,7 @@ def normed(x, gamma, beta, D: tl.constexpr):
 @triton.jit
 def normed_at_once(x, gamma, beta, D: tl.constexpr, PRECISION: tl.constexpr):
     """The same where warps share rows: under "half" they wait for each other once, not for the mean and then for the
-    spread. What that loses is below the rounding of products unless a mean is hundreds of times its spread."""
+    spread. What that loses is below the rounding of products unless a mean is some forty times its spread."""
     if PRECISION == "half":
         total, squares = tl.reduce((x, x * x), 1, _both_added)
         mean = total * (1 / D)
