@@ -13,6 +13,7 @@ import pytest
 import uat.training.checkpoint
 import uat.training.trainer
 from tests.training.small_runs import Crash, crash_at, judged, numbers, tiny
+from uat.methods import Phase
 from uat.methods.uat import UAT
 from uat.runs import Run, read_tensors
 from uat.training import train
@@ -79,6 +80,23 @@ def test_all_is_as_if_it_had_waited(
         run = train(config, tmp_path / "ahead", device="cpu")
     assert numbers(run.path) == numbers(plain.path)
     assert [row["epoch"] for row in run.rows("timing.jsonl")] == [row["epoch"] for row in plain.rows("timing.jsonl")]
+
+
+def test_the_first_validations_of_a_later_phase_are_all_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Nothing is the best there yet, and patience may end with the second."""
+    monkeypatch.setattr(UAT, "phases", lambda self: (Phase("first", self.loss), Phase("second", self.loss)))
+    config, values = tiny(train__epochs=6, train__validate_every=2, train__patience=2), (0.3, 0.2, 0.1, 0.4, 0.3, 0.2)
+    with pytest.MonkeyPatch.context() as patch:
+        judged(patch, *values)
+        plain = train(config, tmp_path / "plain", device="cpu")
+    request.getfixturevalue("ahead")
+    with pytest.MonkeyPatch.context() as patch:
+        judged(patch, *values)
+        run = train(config, tmp_path / "ahead", device="cpu")
+    assert [row["epoch"] for row in run.rows("metrics.jsonl")] == list(range(1, 11))  # two validations, then three
+    assert numbers(run.path) == numbers(plain.path)
 
 
 @pytest.mark.parametrize("event", range(4, 16, 2))

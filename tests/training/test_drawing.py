@@ -56,6 +56,14 @@ def test_the_same_batch_again_is_drawn_once_and_nothing_ahead_of_it() -> None:
     assert player.asked == [(0, COUNT)]
 
 
+def test_a_few_batches_again_and_again_are_drawn_until_all_are_there() -> None:
+    player = Drawing()
+    for _ in range(3):
+        for begin in (0, 4, 8):
+            player.batch(begin)
+    assert player.asked == [(0, COUNT), (COUNT, 2 * COUNT), (0, 3 * COUNT)]
+
+
 def test_another_seed_starts_anew() -> None:
     player = Drawing()
     for seed in (0, 1, 0):
@@ -70,6 +78,8 @@ def test_no_more_is_drawn_than_memory_is_meant_for(monkeypatch: pytest.MonkeyPat
     for index in range(1, 20):
         player.batch(COUNT * index)
     assert [count // COUNT for _, count in player.asked[:5]] == [1, 2, 4, 4, 4]
+    player.batch(0)
+    assert player.asked[-1] == (0, COUNT)
 
 
 def test_a_larger_batch_after_small_ones_is_drawn_whole() -> None:

@@ -35,7 +35,7 @@ class Standing:
     best_value: float | None = None
     best_epoch: int = 0
     settled: bool = True
-    """Whether the last epoch was validated, logged and saved: only then may training stop."""
+    """Whether the last epoch was validated: only then may training stop, or be saved."""
     finished: bool = False
 
     def begin(self, phase: int) -> None:

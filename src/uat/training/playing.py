@@ -15,7 +15,7 @@ from uat.training.capture import Captured, captured_or_none
 from uat.types import Agent, Discrete, Noise, Reader, Recording, Simulator, Trajectory
 
 AHEAD, MOST_BYTES = 32, 32 * 2**20
-"""Batches whose noise is drawn at once on CUDA, and the memory that it may take."""
+"""Batches whose noise is drawn at once on CUDA, and the memory that may be kept for it; drawing takes some more."""
 
 
 class Drawn(NamedTuple):
@@ -29,10 +29,14 @@ class Drawn(NamedTuple):
     def holds(self, seed: int, begin: int, count: int) -> bool:
         return seed == self.seed and self.begin <= begin <= self.end - count
 
-    def next(self, count: int) -> int:
-        """How many batches of so many to draw after these: twice as many, while they fit."""
+    def next(self, begin: int, count: int) -> int:
+        """How many batches of so many to draw from here. Whoever goes on gets twice as many as before, while they fit;
+        whoever starts again, as with each validation, all that it came to, if they do."""
         batches, taken = (self.end - self.begin) // count, sum(value.nbytes for value in self.noise.values())
-        return max(1, min(AHEAD, 2 * batches) if 2 * taken <= MOST_BYTES else batches)
+        if begin >= self.end:
+            return max(1, min(AHEAD, 2 * batches) if 2 * taken <= MOST_BYTES else batches)
+        again = self.end - begin
+        return max(1, again // count) if taken * again <= MOST_BYTES * (self.end - self.begin) else 1
 
 
 class Player:
@@ -87,7 +91,8 @@ class Player:
         spec = self.simulator.spec
         played = not isinstance(self.simulator, Recording)
         if played and self.sampled and isinstance(spec.action, Discrete):
-            flat = gumbel(seed, self.stream, episode_ids.to(self.device), spec.horizon * spec.action.count)
+            ids_B = episode_ids.to(self.device, non_blocking=True)
+            flat = gumbel(seed, self.stream, ids_B, spec.horizon * spec.action.count)
             noise["actions"] = flat.view(-1, spec.horizon, spec.action.count).float()
         return noise
 
@@ -99,7 +104,7 @@ class Player:
             return self.noise(episode_ids, seed)
         drawn = self.drawn
         if drawn is None or not drawn.holds(seed, begin, count):
-            batches = 1 if drawn is None or drawn.seed != seed or begin < drawn.end else drawn.next(count)
+            batches = 1 if drawn is None or drawn.seed != seed else drawn.next(begin, count)
             end = begin + count * batches
             drawn = self.drawn = Drawn(seed, begin, end, self.noise(torch.arange(begin, end), seed))
         offset = begin - drawn.begin

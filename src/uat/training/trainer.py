@@ -130,7 +130,7 @@ class Trainer:
 
     On a GPU the host does not wait for a validation but hands over the next epochs, and reads its numbers after those:
     else the device would be idle meanwhile. Not where they decide whether there is a next epoch, or a checkpoint is
-    due: so all is as if it had waited.
+    due: so files are the same as if it had waited, but a loss that is no number is found a validation later.
     """
 
     def __init__(self, run: Run, device: torch.device, ranks: Ranks = ALONE) -> None:
@@ -177,7 +177,7 @@ class Trainer:
         standing, epoch, judge = self.standing, self.epoch(phase), self.judge_of(phase)
         c = epoch.train
         pending: list[dict[str, Any]] = []
-        waiting: list[Stretch] = []  # validated, but their numbers are not read yet: at most one and the newest
+        waiting: list[Stretch] = []  # validated, but their numbers are not read yet: one at most, and a new one
         what = f"{self.config.method_name} on {self.config.domain_name}/{self.domain.task}"
         label = f"{what} ({epoch.player.path}, {epoch.path})"
         since = time.perf_counter()
@@ -195,9 +195,8 @@ class Trainer:
                     pending = []
                 yield
                 if standing.settled:
-                    ahead = self.runs_ahead and standing.epoch < c.epochs
-                    ahead = ahead and not self._out_of_patience() and not self.checkpoint.due
-                    for stretch in waiting[:-1] if ahead else waiting:
+                    while len(waiting) > 1 or (waiting and not self._may_run_ahead(c.epochs)):
+                        stretch = waiting.pop(0)
                         rows = stretch.rows()
                         note = self._settle(rows, stretch, judge.metric)
                         now = time.perf_counter()
@@ -205,8 +204,7 @@ class Trainer:
                         since = now
                         for row in rows:
                             write(row)
-                    waiting = waiting[-1:] if ahead else []
-                    if not ahead:
+                    if not waiting:
                         self.checkpoint.save(standing)
                 shown.update(standing.epoch, note)
 
@@ -254,9 +252,15 @@ class Trainer:
             if standing.best_value is None or metric.better(value, standing.best_value):
                 standing.best_value, standing.best_epoch = value, stretch.epoch
                 self.checkpoint.best = stretch.weights
-            note = f"{note}, validation {metric.name} {value:.3f} (best {standing.best_value:.3f})"
+            when = "" if stretch.epoch == standing.epoch else f" at epoch {stretch.epoch}"
+            note = f"{note}, validation {metric.name} {value:.3f}{when} (best {standing.best_value:.3f})"
         self.run.append("metrics.jsonl", rows)
         return note
+
+    def _may_run_ahead(self, epochs: int) -> bool:
+        """Whether the next epochs follow whatever the last validation says, and nothing is to be saved before them."""
+        more = self.runs_ahead and self.standing.epoch < epochs
+        return more and not self._out_of_patience() and not self.checkpoint.due
 
     def _out_of_patience(self) -> bool:
         waited = self.standing.epoch - self.standing.best_epoch
@@ -275,14 +279,15 @@ def sent(rows: list[dict[str, Any]]) -> Callable[[], list[dict[str, Any]]]:
     for its in places.values():
         numbers = torch.stack([rows[index][name].detach().reshape(()) for index, name in its])
         on_host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=numbers.is_cuda)
-        copies.append(on_host.copy_(numbers, non_blocking=True))
-    there = torch.cuda.Event() if any(device.type == "cuda" for _, device in places) else None
-    if there is not None:
-        there.record()
+        copies.append(on_host.copy_(numbers, non_blocking=numbers.is_cuda))
+    there: list[torch.cuda.Event] = []
+    for device in {device for _, device in places if device.type == "cuda"}:
+        there.append(torch.cuda.Event())
+        there[-1].record(torch.cuda.current_stream(device))
 
     def read() -> list[dict[str, Any]]:
-        if there is not None:
-            there.synchronize()
+        for event in there:
+            event.synchronize()
         found = [dict(row) for row in rows]
         for its, numbers in zip(places.values(), copies, strict=True):
             for (index, name), number in zip(its, numbers.tolist(), strict=True):

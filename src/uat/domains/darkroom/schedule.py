@@ -3,7 +3,7 @@
 A stage is a place in a world's goal sequence. Gradual and cyclic goals move on with every episode, abrupt ones
 with every sixth. Any stage is reached at random access: nothing is carried from episode to episode.
 
-Axes: B episodes, K stages, C or G cells (row * size + column).
+Axes: B episodes, W worlds, N stages from the first on, K stages that are asked for, C or G cells (row * size + column).
 """
 
 from __future__ import annotations
@@ -24,20 +24,24 @@ UNIT_MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
 
 
 def goals(
-    schedule: Schedule, size: int, seed: int, world_B: Tensor, index_B: Tensor, shifts: int, furthest: int
+    schedule: Schedule, size: int, seed: int, world_B: Tensor, index_B: Tensor, shifts: int, worlds: int, furthest: int
 ) -> Tensor:
     """(B, 1 + shifts) goal cells of the index-th episode of each world: at its start and after each shift in it.
 
-    furthest: the largest index, known on the host.
+    worlds, furthest: how many worlds there are, and the largest index, known on the host. Where there are more episodes
+    than worlds, the sequence of each world is drawn once.
     """
     stage_B = index_B // EPISODES_PER_BLOCK if schedule == "abrupt" else index_B
     stages = (furthest // EPISODES_PER_BLOCK if schedule == "abrupt" else furthest) + shifts
     stage_BK = stage_B[:, None] + torch.arange(1 + shifts, device=index_B.device)
+    each = torch.arange(min(worlds, len(world_B)), device=world_B.device)
+    world_W, place_B = (each, world_B) if worlds < len(world_B) else (world_B, each)
     if schedule == "gradual":
-        return _walk(size, seed, world_B, stage_BK, stages)
+        return _walk(size, seed, world_W, stages)[place_B[:, None], stage_BK]
     if schedule == "abrupt":
-        return integers(seed, "darkroom.goal.abrupt", world_B, stages + 1, below=size**2).gather(1, stage_BK)
-    waypoints = waypoint_cells(size).to(index_B.device)
+        cell_WN = integers(seed, "darkroom.goal.abrupt", world_W, stages + 1, below=size**2)
+        return cell_WN[place_B[:, None], stage_BK]
+    waypoints = waypoint_cells(size).to(index_B.device, non_blocking=True)
     phase_B1 = integers(seed, "darkroom.goal.phase", world_B, 1, below=len(waypoints))
     return waypoints[(stage_BK + phase_B1) % len(waypoints)]
 
@@ -73,13 +77,13 @@ def waypoint_cells(size: int) -> Tensor:
     return torch.tensor([row * size + column for row, column in ((near, near), (near, far), (far, far), (far, near))])
 
 
-def _walk(size: int, seed: int, world_B: Tensor, stage_BK: Tensor, stages: int) -> Tensor:
-    """Goals of a random walk between mirrors: the free walk, folded. The n-th move of a world never changes."""
-    start_B2 = integers(seed, "darkroom.goal.start", world_B, 2, below=2 * (size - 1))
-    move = integers(seed, "darkroom.goal.move", world_B, stages, below=len(UNIT_MOVES))
-    step_BN2 = torch.tensor(UNIT_MOVES, device=world_B.device)[move]
-    path = torch.cat([start_B2[:, None], step_BN2], dim=1).cumsum(1)
-    return _fold(path, size).gather(1, stage_BK)
+def _walk(size: int, seed: int, world_W: Tensor, stages: int) -> Tensor:
+    """(W, N) goals of a random walk between mirrors: the free walk, folded. The n-th move of a world never changes."""
+    start_W2 = integers(seed, "darkroom.goal.start", world_W, 2, below=2 * (size - 1))
+    move_WN = integers(seed, "darkroom.goal.move", world_W, stages, below=len(UNIT_MOVES))
+    moves = torch.tensor(UNIT_MOVES).to(world_W.device, non_blocking=True)
+    path_WN2 = torch.cat([start_W2[:, None], moves[move_WN]], dim=1).cumsum(1)
+    return _fold(path_WN2, size)
 
 
 def _fold(at: Tensor, size: int) -> Tensor:

@@ -149,11 +149,10 @@ class DarkRoomSimulator:
         """Whether a step's lookups are one launch."""
 
     def noise(self, episode_ids: Tensor, seed: int) -> Noise:
-        c, ids_B = self.config, episode_ids.to(self.device)
+        c, ids_B = self.config, episode_ids.to(self.device, non_blocking=True)
         furthest = int(episode_ids.max()) // c.num_worlds  # ids on the host cost no waiting
-        goal_BK = goals(
-            c.schedule, c.size, seed, ids_B % c.num_worlds, ids_B // c.num_worlds, len(c.shift_steps), furthest
-        )
+        world_B, index_B = ids_B % c.num_worlds, ids_B // c.num_worlds
+        goal_BK = goals(c.schedule, c.size, seed, world_B, index_B, len(c.shift_steps), c.num_worlds, furthest)
         other_B = integers(seed, "darkroom.start", ids_B, 1, below=c.size**2 - 1)[:, 0]
         return {
             "goal": goal_BK,

@@ -131,7 +131,7 @@ class MarketsSimulator:
         self.grown_XA = grown(markets, self.tables.relative_XA, split, config.protocol)
 
     def noise(self, episode_ids: Tensor, seed: int) -> Noise:
-        ids_B = episode_ids.to(self.device)
+        ids_B = episode_ids.to(self.device, non_blocking=True)
         if self.split != "train":
             row_B = ids_B % sum(self.windows.counts)
             return {"market": self.windows.market_W[row_B], "start": self.windows.start_W[row_B]}

@@ -119,7 +119,7 @@ class Episodes:
 
         Validation and test go through their windows, each under all of its schedules before the next.
         """
-        ids_B = episode_ids.to(self.device)
+        ids_B = episode_ids.to(self.device, non_blocking=True)
         if self.split == "train":
             window_B = integers(seed, "movielens.window", ids_B, 1, below=len(self))[:, 0]
         else:

@@ -141,7 +141,8 @@ class SepsisSimulator:
         """Whether a step is one launch."""
 
     def noise(self, episode_ids: Tensor, seed: int) -> Noise:
-        c, ids_B, (first, end) = self.config, episode_ids.to(self.device), self.patients
+        c, (first, end) = self.config, self.patients
+        ids_B = episode_ids.to(self.device, non_blocking=True)
         steps = c.horizon
         shock_BT3 = _normal(seed, "sepsis.state", ids_B, steps * 3).view(-1, steps, 3)
         blur_BTO = _normal(seed, "sepsis.observation", ids_B, (steps + 1) * NUM_COMPONENTS)

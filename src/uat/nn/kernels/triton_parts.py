@@ -73,8 +73,8 @@ def scaled(x, gate, PRECISION: tl.constexpr):
 
 @triton.jit
 def read(ptr, mask):
-    """What lies there, nothing where the mask is False. It is not read again soon, and so it is the first to leave the
-    GPU's cache: what rollouts of other trainings read in each of their steps may stay."""
+    """What lies there, nothing where the mask is False: all that the pass reads but its weights. It is the first to
+    leave the GPU's cache: what rollouts of other trainings read in each of their steps may stay."""
     return tl.load(ptr, mask=mask, other=0.0, eviction_policy="evict_first")
 
 
@@ -142,8 +142,8 @@ def normed(x, gamma, beta, D: tl.constexpr):
 
 @triton.jit
 def normed_at_once(x, gamma, beta, D: tl.constexpr, PRECISION: tl.constexpr):
-    """The same where warps share rows: under "half" they wait for each other once, not for the mean and then for the
-    spread. What that loses is below the rounding of products unless a mean is some forty times its spread."""
+    """The same where warps share rows: under "half" they wait for each other for one sum, not for the mean and then for
+    the spread. What that loses is below the rounding of products unless a mean is some forty times its spread."""
     if PRECISION == "half":
         total, squares = tl.reduce((x, x * x), 1, _both_added)
         mean = total * (1 / D)
