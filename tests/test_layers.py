@@ -135,7 +135,20 @@ def test_layer_imports_only_what_it_may(layer: str) -> None:
 LOADED_WHEN_USED = {
     **{
         f"nn/kernels/triton_{part}.py": {"triton"}
-        for part in ("acting", "attend", "block", "dropout", "ends", "gates", "outer", "parts", "play", "step", "train")
+        for part in (
+            "acting",
+            "attend",
+            "block",
+            "dropout",
+            "ends",
+            "gates",
+            "outer",
+            "parts",
+            "play",
+            "rows",
+            "step",
+            "train",
+        )
     },
     "domains/darkroom/kernel.py": {"triton"},
     "domains/sepsis/kernel.py": {"triton"},

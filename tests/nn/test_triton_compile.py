@@ -21,7 +21,7 @@ SMALL = ("method.d_model=32", "method.num_heads=2", "method.d_ff=64")
 
 WIDE, HALF_WIDE = ("method.d_utility=256", "method.d_hidden=128"), ("method.d_utility=64", "method.d_hidden=64")
 """Gates whose weights take much of shared memory."""
-ALL = {"_step", "_play", "_rows_backward", "_attend_backward", "_gates_backward", "_outers"}
+ALL = {"_step", "_play", "rows_backward", "_attend_backward", "_gates_backward", "_outers"}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Runs that take a second, what they leave behind, validations told in advance, and a crash before any one write."""
+"""Runs that take a second, what they leave behind, and what may happen to them: validations told in advance, a crash
+before any one write, a loss that is no number."""
 
 from __future__ import annotations
 
@@ -13,9 +14,11 @@ from torch import Tensor
 import uat.runs
 import uat.training.checkpoint
 from uat.config import RunConfig, override
+from uat.methods.uat import UAT
 from uat.recipes import recipe
 from uat.runs import Run, read_tensors
 from uat.training.trainer import Trainer
+from uat.types import Batch, Losses
 
 TINY: dict[str, Any] = {
     "domain.horizon": 5,
@@ -83,3 +86,17 @@ def judged(patch: pytest.MonkeyPatch, *values: float) -> None:
     """Validations give these accuracies in turn."""
     turn = iter(values)
     patch.setattr(Trainer, "validate", lambda _: {"accuracy": next(turn)})
+
+
+def broken_at(patch: pytest.MonkeyPatch, epoch: int) -> list[int]:
+    """UAT's loss is no number at this epoch; what comes back holds a number for each epoch that has begun."""
+    begun: list[int] = []
+    loss = UAT.loss
+
+    def broken(self: UAT, batch: Batch) -> Losses:
+        begun.append(len(begun) + 1)
+        total, count = loss(self, batch)["imitation"]
+        return {"imitation": (total * (float("nan") if begun[-1] == epoch else 1.0), count)}
+
+    patch.setattr(UAT, "loss", broken)
+    return begun

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,14 +11,14 @@ import pytest
 
 import uat.training.checkpoint
 import uat.training.trainer
-from tests.training.small_runs import Crash, crash_at, judged, numbers, tiny
+from tests.training.small_runs import Crash, broken_at, crash_at, judged, numbers, tiny
+from uat.config import RunConfig
 from uat.methods import Phase
 from uat.methods.uat import UAT
 from uat.runs import Run, read_tensors
 from uat.training import train
 from uat.training.epoch import Epoch
 from uat.training.trainer import Trainer, sent
-from uat.types import Batch, Losses
 
 pytestmark = pytest.mark.usefixtures("without_tensorboard")
 
@@ -65,19 +64,25 @@ def test_numbers_of_a_validation_are_read_after_the_next_one(tmp_path: Path, mon
     ]  # fmt: skip
 
 
+def both_ways(config: RunConfig, values: tuple[float, ...], folder: Path, request: pytest.FixtureRequest) -> list[Run]:
+    """The same training with these validations, waiting for them and running ahead."""
+    runs = []
+    for name in ("waiting", "ahead"):
+        if name == "ahead":
+            request.getfixturevalue("ahead")
+        with pytest.MonkeyPatch.context() as patch:
+            judged(patch, *values)
+            runs.append(train(config, folder / name, device="cpu"))
+    return runs
+
+
 @pytest.mark.parametrize("values", [(0.1, 0.3, 0.2, 0.3, 0.29, 0.1, 0.9), (0.3, 0.1, 0.2, 0.4, 0.1, 0.2, 0.5)])
 @pytest.mark.parametrize("patience", [2, 4, 100])
 def test_all_is_as_if_it_had_waited(
     values: tuple[float, ...], patience: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     config = tiny(train__epochs=7, train__validate_every=1, train__patience=patience)
-    with pytest.MonkeyPatch.context() as patch:
-        judged(patch, *values)
-        plain = train(config, tmp_path / "plain", device="cpu")
-    request.getfixturevalue("ahead")
-    with pytest.MonkeyPatch.context() as patch:
-        judged(patch, *values)
-        run = train(config, tmp_path / "ahead", device="cpu")
+    plain, run = both_ways(config, values, tmp_path, request)
     assert numbers(run.path) == numbers(plain.path)
     assert [row["epoch"] for row in run.rows("timing.jsonl")] == [row["epoch"] for row in plain.rows("timing.jsonl")]
 
@@ -88,13 +93,7 @@ def test_the_first_validations_of_a_later_phase_are_all_judged(
     """Nothing is the best there yet, and patience may end with the second."""
     monkeypatch.setattr(UAT, "phases", lambda self: (Phase("first", self.loss), Phase("second", self.loss)))
     config, values = tiny(train__epochs=6, train__validate_every=2, train__patience=2), (0.3, 0.2, 0.1, 0.4, 0.3, 0.2)
-    with pytest.MonkeyPatch.context() as patch:
-        judged(patch, *values)
-        plain = train(config, tmp_path / "plain", device="cpu")
-    request.getfixturevalue("ahead")
-    with pytest.MonkeyPatch.context() as patch:
-        judged(patch, *values)
-        run = train(config, tmp_path / "ahead", device="cpu")
+    plain, run = both_ways(config, values, tmp_path, request)
     assert [row["epoch"] for row in run.rows("metrics.jsonl")] == list(range(1, 11))  # two validations, then three
     assert numbers(run.path) == numbers(plain.path)
 
@@ -141,15 +140,9 @@ def test_a_checkpoint_that_is_due_waits_for_all_numbers(tmp_path: Path, monkeypa
 def test_a_loss_that_is_not_finite_stops_the_run_a_validation_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loss, calls = UAT.loss, itertools.count(1)
-
-    def broken(self: UAT, batch: Batch) -> Losses:
-        total, count = loss(self, batch)["imitation"]
-        return {"imitation": (total * (float("nan") if next(calls) == 3 else 1.0), count)}
-
-    monkeypatch.setattr(UAT, "loss", broken)
+    begun = broken_at(monkeypatch, epoch=3)
     with pytest.raises(ValueError, match="loss is not finite at epoch 3"):
         train(tiny(train__epochs=8), tmp_path, device="cpu")
-    assert next(calls) == 7  # six epochs
+    assert len(begun) == 6
     assert [row["epoch"] for row in Run.open(tmp_path).rows("metrics.jsonl")] == [1, 2]
     assert read_tensors(tmp_path / "state/train.safetensors")[1]["total"] == 2

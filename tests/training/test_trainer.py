@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ import uat.runs
 import uat.training.checkpoint
 from tests.training.small_runs import (
     Crash,
+    broken_at,
     crash_at,
     judged,
     last_weights,
@@ -175,13 +175,7 @@ def test_the_last_epoch_is_always_judged(tmp_path: Path) -> None:
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loss, calls = UAT.loss, itertools.count(1)
-
-    def broken(self: UAT, batch: Batch) -> Losses:
-        total, count = loss(self, batch)["imitation"]
-        return {"imitation": (total * (float("nan") if next(calls) == 3 else 1.0), count)}
-
-    monkeypatch.setattr(UAT, "loss", broken)
+    broken_at(monkeypatch, epoch=3)
     with pytest.raises(ValueError, match="loss is not finite at epoch 3") as caught:
         train(tiny(), tmp_path, device="cpu")
     assert str(tmp_path) in str(caught.value)

@@ -52,6 +52,14 @@ def _sizes(h_ND: Tensor, steps: int, heads: int, drop: float, precision: str) ->
 
 
 @triton.jit
+def _places(T, D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, ROOM: tl.constexpr):
+    """The steps of this program's episode, which of them there are, and where its head lies in h and in qkv."""
+    t, e = tl.arange(0, ROOM), tl.arange(0, E)
+    row, column = tl.program_id(0) // H * T + t, tl.program_id(0) % H * E + e
+    return t, (t < T)[:, None], row[:, None] * D + column[None, :], row[:, None] * 3 * D + column[None, :]
+
+
+@triton.jit
 def _causal(q, k, t, SCALE: tl.constexpr, PRECISION: tl.constexpr):
     """Causal softmax before its rows are divided by their sums, and what they are to be multiplied with instead."""
     logits = times_loaded(q, tl.trans(k), PRECISION)
@@ -66,20 +74,15 @@ def _attend(
     D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, ROOM: tl.constexpr, SCALE: tl.constexpr, DROP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    t, e = tl.arange(0, ROOM), tl.arange(0, E)
-    episode, head = tl.program_id(0) // H, tl.program_id(0) % H
-    live, seed = (t < T)[:, None], tl.load(seed_ptr)
-    row = episode * T + t
-    at = row[:, None] * 3 * D + head * E + e[None, :]
-    q = read(qkv_ptr + at, live)
-    k = read(qkv_ptr + D + at, live)
-    v = read(qkv_ptr + 2 * D + at, live)
+    seed = tl.load(seed_ptr)
+    t, live, here, at = _places(T, D, H, E, ROOM)
+    q, k, v = read(qkv_ptr + at, live), read(qkv_ptr + D + at, live), read(qkv_ptr + 2 * D + at, live)
     weight, scale = _causal(q, k, t, SCALE, PRECISION)
     if DROP > 0:
         weight = tl.where(kept(seed, tl.program_id(0) * ROOM + t, t, site, DROP), weight, 0.0)
         scale *= 1 / (1 - DROP)
     h = rounded(times_loaded(weight, v, PRECISION) * scale[:, None], PRECISION)
-    write(h_ptr + row[:, None] * D + head * E + e[None, :], h, live)
+    write(h_ptr + here, h, live)
 
 
 @triton.jit(do_not_specialize=["site"])
@@ -88,15 +91,10 @@ def _attend_backward(
     D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, ROOM: tl.constexpr, SCALE: tl.constexpr, DROP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    t, e = tl.arange(0, ROOM), tl.arange(0, E)
-    episode, head = tl.program_id(0) // H, tl.program_id(0) % H
-    live, seed = (t < T)[:, None], tl.load(seed_ptr)
-    row = episode * T + t
-    at = row[:, None] * 3 * D + head * E + e[None, :]
-    q = read(qkv_ptr + at, live)
-    k = read(qkv_ptr + D + at, live)
-    v = read(qkv_ptr + 2 * D + at, live)
-    dh = read(dh_ptr + row[:, None] * D + head * E + e[None, :], live)
+    seed = tl.load(seed_ptr)
+    t, live, here, at = _places(T, D, H, E, ROOM)
+    q, k, v = read(qkv_ptr + at, live), read(qkv_ptr + D + at, live), read(qkv_ptr + 2 * D + at, live)
+    dh = read(dh_ptr + here, live)
     weight, scale = _causal(q, k, t, SCALE, PRECISION)
     weight *= scale[:, None]
     used = weight

@@ -1,0 +1,184 @@
+"""What is done to each row on its own between one attention and the next, forwards and backwards (Triton).
+
+Forwards, of the block before (MIX) and of the block after (PROJECT):
+
+  x1 = x + drop(W_o h + b_o); x2 = x1 + drop(W_2 relu(W_1 LN(x1) + b_1) + b_2)
+  y = LN(x2); q, k, v = W y + gate ⊙ (W^u y) + U gate
+
+Backwards from the attention of the block above down to that of the block below. `triton_block.py` launches both.
+
+Shapes: N rows, D width, F feed-forward. Matrices lie side by side: SQUARES of (D, D), then W_1 and W_2.
+"""
+
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from uat.nn.kernels.triton_parts import (
+    enlarged,
+    norm_backward,
+    norm_rows,
+    read,
+    rectified,
+    rounded,
+    scaled,
+    standardised,
+    thinned,
+    times,
+    times_loaded,
+    write,
+)
+
+
+@triton.jit(do_not_specialize=["site"])
+def rows_forward(
+    x_ptr, h_ptr, mix_ptr, out_b, ff_norm_w, ff_norm_b, b1_ptr, b2_ptr, seed_ptr, x1_ptr, y1_ptr, hidden_ptr, x2_ptr,
+    norm_w, norm_b, project_ptr, rho_ptr, g_ptr, y_ptr, qkv_ptr, N, site,
+    D: tl.constexpr, F: tl.constexpr, SQUARES: tl.constexpr, ROWS: tl.constexpr, DROP: tl.constexpr, MIX: tl.constexpr,
+    PROJECT: tl.constexpr, UTILITY: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    n, d, f = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, D), tl.arange(0, F)
+    live, seed = (n < N)[:, None], tl.load(seed_ptr)
+    here = n[:, None] * D + d[None, :]
+    x = read(x_ptr + here, live)
+    if MIX:
+        out_w = mix_ptr + (SQUARES - 1) * D * D
+        up = out_w + D * D
+        h = read(h_ptr + here, live)
+        if PRECISION == "half":  # all weights are asked for at once; there are no registers for larger ones
+            w_out, w_up = tl.load(out_w + d[None, :] * D + d[:, None]), tl.load(up + f[None, :] * D + d[:, None])
+            w_down = tl.load(up + D * F + d[None, :] * F + f[:, None])
+            change = times_loaded(h, w_out, PRECISION)
+        else:
+            change = times(h, out_w, d, d, D, PRECISION)
+        change += tl.load(out_b + d)[None, :]
+        if DROP > 0:
+            change = thinned(change, seed, n, d, site + 1, DROP)
+        x += change
+        write(x1_ptr + here, x, live)
+        y1 = rounded(norm_rows(x, ff_norm_w, ff_norm_b, d, D), PRECISION)
+        write(y1_ptr + here, y1, live)
+        hidden = times_loaded(y1, w_up, PRECISION) if PRECISION == "half" else times(y1, up, f, d, D, PRECISION)
+        hidden = rectified(hidden + tl.load(b1_ptr + f)[None, :], PRECISION)
+        write(hidden_ptr + n[:, None] * F + f[None, :], hidden, live)
+        if PRECISION == "half":
+            change = times_loaded(hidden, w_down, PRECISION)
+        else:
+            change = times(hidden, up + D * F, d, f, F, PRECISION)
+        change += tl.load(b2_ptr + d)[None, :]
+        if DROP > 0:
+            change = thinned(change, seed, n, d, site + 2, DROP)
+        x += change
+        write(x2_ptr + here, x, live)
+    if PROJECT:
+        y = rounded(norm_rows(x, norm_w, norm_b, d, D), PRECISION)
+        write(y_ptr + here, y, live)
+        if UTILITY:
+            rho = rounded(read(rho_ptr + here, live), PRECISION)
+            g = rounded(read(g_ptr + here, live), PRECISION)
+        for part in tl.range(0, 3, num_stages=STAGES):
+            out = times(y, project_ptr + part * D * D, d, d, D, PRECISION)
+            if UTILITY:
+                gate = tl.where(part == 0, rho, g)
+                out += gate * times(y, project_ptr + (3 + part) * D * D, d, d, D, PRECISION)
+                out += times(gate, project_ptr + (6 + part) * D * D, d, d, D, PRECISION)
+            write(qkv_ptr + n[:, None] * 3 * D + part * D + d[None, :], rounded(out, PRECISION), live)
+
+
+@triton.jit(do_not_specialize=["site", "above", "below"])
+def rows_backward(
+    d2_ptr, dqkv_ptr, x_ptr, y_ptr, dres_ptr, norm_w, project_ptr, rho_ptr, g_ptr, drho_ptr, dg_ptr,
+    x1_ptr, hidden_ptr, ff_norm_w, mix_ptr, seed_ptr, peak_ptr, e2_ptr, dhidden_ptr, dx1_ptr, e1_ptr, dh_ptr, dx_ptr,
+    parts_ptr, N, site, above, below,
+    D: tl.constexpr, F: tl.constexpr, SQUARES: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
+    DROP: tl.constexpr, MIX: tl.constexpr, PROJECT: tl.constexpr, UTILITY: tl.constexpr, TOP: tl.constexpr,
+    ENLARGED: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    n, d, f = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, D), tl.arange(0, F)
+    live, seed = (n < N)[:, None], tl.load(seed_ptr)
+    here = n[:, None] * D + d[None, :]
+    total: tl.constexpr = SQUARES * D * D + 2 * D * F
+    large = enlarged(peak_ptr, PRECISION)
+    small = 1.0 / large
+    parts_ptr += tl.program_id(0) * PARTS
+    if PROJECT:
+        # through the projections, the norm, and what comes along the residual; weights of the next part are under way
+        # while these are used
+        turned_ptr = project_ptr + total
+        dy = tl.zeros((ROWS, D), tl.float32)
+        if UTILITY:
+            unit = small
+            if ENLARGED:
+                unit = 1.0
+            y = read(y_ptr + here, live)
+            rho = rounded(read(rho_ptr + here, live), PRECISION)
+            g = rounded(read(g_ptr + here, live), PRECISION)
+            dg = tl.zeros((ROWS, D), tl.float32)
+        for part in tl.range(0, 3, num_stages=STAGES):
+            dout = read(dqkv_ptr + n[:, None] * 3 * D + part * D + d[None, :], live)
+            dy += times(dout, turned_ptr + part * D * D, d, d, D, PRECISION)
+            if UTILITY:
+                gate = tl.where(part == 0, rho, g)
+                dy += times(scaled(dout, gate, PRECISION), turned_ptr + (3 + part) * D * D, d, d, D, PRECISION)
+                dgate = dout * times(y, project_ptr + (3 + part) * D * D, d, d, D, PRECISION)
+                dgate = (dgate + times(dout, turned_ptr + (6 + part) * D * D, d, d, D, PRECISION)) * unit
+                regime = live & (part == 0)
+                if TOP:
+                    write(drho_ptr + here, _narrowed(dgate, ENLARGED), regime)
+                else:  # the blocks share their rho
+                    so_far = read(drho_ptr + here, regime)
+                    write(drho_ptr + here, _narrowed(dgate + so_far, ENLARGED), regime)
+                dg += tl.where(part == 0, 0.0, dgate)
+        if UTILITY:
+            write(dg_ptr + here, _narrowed(dg, ENLARGED), live)
+        z, scale = standardised(read(x_ptr + here, live), D)
+        d2 = norm_backward(dy * small, z, scale, tl.load(norm_w + d), parts_ptr + (4 * above + 2) * D, d, D)
+        d2 += read(dres_ptr + here, live)
+    else:
+        d2 = read(d2_ptr + here, live)
+    if MIX:
+        # e2 and e1 are the gradients of what was added to the residual stream, before it was dropped
+        out_w = mix_ptr + total + (SQUARES - 1) * D * D
+        up = out_w + D * D
+        if PRECISION == "half":
+            x1 = read(x1_ptr + here, live)
+            hidden = read(hidden_ptr + n[:, None] * F + f[None, :], live)
+            w_down, w_up = tl.load(up + D * F + f[None, :] * D + d[:, None]), tl.load(up + d[None, :] * F + f[:, None])
+            w_out = tl.load(out_w + d[None, :] * D + d[:, None])
+        e2 = d2
+        if DROP > 0:
+            e2 = thinned(d2, seed, n, d, site + 2, DROP)
+        e2 = rounded(e2 * large, PRECISION)
+        write(e2_ptr + here, e2, live)
+        if PRECISION == "half":
+            dhidden = times_loaded(e2, w_down, PRECISION)
+        else:
+            dhidden = times(e2, up + D * F, f, d, D, PRECISION)
+            hidden = read(hidden_ptr + n[:, None] * F + f[None, :], live)
+        dhidden = rounded(tl.where(hidden > 0, dhidden, 0.0), PRECISION)
+        write(dhidden_ptr + n[:, None] * F + f[None, :], dhidden, live)
+        if PRECISION == "half":
+            dy = times_loaded(dhidden, w_up, PRECISION) * small
+        else:
+            dy = times(dhidden, up, d, f, F, PRECISION)
+            x1 = read(x1_ptr + here, live)
+        z, scale = standardised(x1, D)
+        d2 += norm_backward(dy, z, scale, tl.load(ff_norm_w + d), parts_ptr + 4 * below * D, d, D)
+        write(dx1_ptr + here, d2, live)
+        e1 = d2
+        if DROP > 0:
+            e1 = thinned(d2, seed, n, d, site + 1, DROP)
+        e1 = rounded(e1 * large, PRECISION)
+        write(e1_ptr + here, e1, live)
+        dh = times_loaded(e1, w_out, PRECISION) if PRECISION == "half" else times(e1, out_w, d, d, D, PRECISION)
+        write(dh_ptr + here, rounded(dh, PRECISION), live)
+    else:
+        write(dx_ptr + here, d2, live)
+
+
+@triton.jit
+def _narrowed(x, HALF: tl.constexpr):
+    """As gradients of gates are kept."""
+    return rounded(x, "half") if HALF else x
