@@ -375,15 +375,18 @@ class Agent(Protocol[State]):
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """Worlds that are played inside a policy's kernel: two Triton functions, and what these read and write.
+    """Worlds that are played inside a policy's kernel: four Triton functions, and what these read and write.
 
-    look(t, stream, live, o, world, T) gives what the streams observe at step t, a row each, and notes what belongs to
-    that step; move(t, stream, live, action, world, T) gives their rewards, and notes where the worlds are then. A
-    stream may have several rows, which are alike: none may write what another still reads. All wait for each other
-    after a move.
+    start(stream, live, world, T) gives where each world is at first, a number for each row.
+    look(t, at, stream, live, o, world, T) gives what the streams observe at step t, a row each, and all that the other
+    two need to know of it. note(t, seen, known, stream, live, o, world, T) writes down what belongs to that step.
+    move(t, known, stream, live, action, world, T) gives their rewards and where the worlds are then, and writes these
+    down. A stream may have several rows, which are alike.
     """
 
+    start: Any
     look: Any
+    note: Any
     move: Any
     world: tuple[Tensor | int, ...]
     trajectory: Callable[[Tensor], Trajectory]

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from uat.acting import Behaviour, choose
 from uat.nn import kernels
 from uat.nn.blocks import Trace, Transformer
-from uat.nn.cache import KVCache
 from uat.nn.heads import Head, HeadAnswers
 from uat.nn.utility import UtilityGates
 from uat.types import Answers, Batch, Losses, Noise, Spec, Step, Trajectory, check_choices, masked_sum
@@ -206,9 +205,9 @@ class TransformerPolicy(Policy):
         owners = {_owner(type(self), name) for name in ("play", "step", "decide", "init_state")}
         return len(owners) == 1 and kernels.plays(self.backbone, self.head, self.spec)
 
-    def _play(self, cache: KVCache, simulator: Any, noise: Noise, gumbel_BTA: Tensor | None) -> Trajectory:
-        world = simulator.inside(noise)
-        action_BT = kernels.fused_play(self.backbone, self.gates, self.head, self.spec, cache, world, gumbel_BTA)
+    def _play(self, simulator: Any, noise: Noise, gumbel_BTA: Tensor | None) -> Trajectory:
+        streams, world = len(next(iter(noise.values()))), simulator.inside(noise)
+        action_BT = kernels.fused_play(self.backbone, self.gates, self.head, self.spec, streams, world, gumbel_BTA)
         return world.trajectory(action_BT)
 
     def fuse(self) -> str | None:

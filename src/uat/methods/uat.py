@@ -128,8 +128,7 @@ class UAT(TransformerPolicy):
         return super().decide(state, step, gumbel_BA)
 
     def play(self, simulator: Any, noise: Noise, gumbel_BTA: Tensor | None = None) -> Trajectory:
-        cache = self.backbone.init_cache(len(next(iter(noise.values()))), self.spec.horizon, utility=self.utility)
-        return self._play(cache, simulator, noise, gumbel_BTA)
+        return self._play(simulator, noise, gumbel_BTA)
 
     def _fused(self, state: UATState, step: Step, gumbel_BA: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         return kernels.fused_step(self.backbone, self.utility, self.head, step, state.cache, state.ubar_BU, gumbel_BA)

@@ -55,8 +55,7 @@ class Vanilla(TransformerPolicy):
         return super().decide(state, step, gumbel_BA)
 
     def play(self, simulator: Any, noise: Noise, gumbel_BTA: Tensor | None = None) -> Trajectory:
-        cache = self.backbone.init_cache(len(next(iter(noise.values()))), self.spec.horizon)
-        return self._play(cache, simulator, noise, gumbel_BTA)
+        return self._play(simulator, noise, gumbel_BTA)
 
     def trace(self, batch: Batch) -> Trace:
         return self.backbone.trace(batch.obs, start_B=batch.start)

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from uat.nn.kernels.triton_parts import fetched_some, noted
 from uat.types import Inside, Noise, Trajectory
 
 if TYPE_CHECKING:
@@ -81,41 +82,54 @@ def inside(simulator: DarkRoomSimulator, noise: Noise) -> Inside:
         )
 
     tables = (grid.next_AC, grid.reward_ACG, grid.obs_2CGO, grid.expert_2CG)
-    noted = (position_BT, reward_BT, obs_BTO, target_BT)
+    to_note = (position_BT, reward_BT, obs_BTO, target_BT)
     drawn = (goal_BT, world.fires_BT.contiguous(), world.coin_BT.contiguous())
     sizes = (grid.walls_CO.shape[0], obs_BTO.shape[-1])
-    return Inside(_look, _move_on, (*tables, *noted, *drawn, *sizes), trajectory)
+    return Inside(_start, _look, _note, _move_on, (*tables, *to_note, *drawn, *sizes), trajectory)
 
 
 @triton.jit
-def _look(t, stream, live, o, world, T: tl.constexpr):
-    """What is observed at step t, and noted with the expert's action."""
-    (_, _, obs_ptr, expert_ptr, positions, _, to_obs, to_target, goals, fires_ptr, coins, cells, width) = world
-    at = stream * T + t
-    position = tl.load(positions + at, mask=live, other=0)
-    goal = tl.load(goals + at, mask=live, other=0)
-    coin = tl.load(coins + at, mask=live, other=0)
-    fires = tl.load(fires_ptr + stream * (T + 1) + t, mask=live, other=0)
-    tl.store(to_target + at, tl.load(expert_ptr + (coin * cells + position) * cells + goal, mask=live), mask=live)
-    inside = live[:, None] & (o < width)[None, :]
-    row = ((fires * cells + position) * cells + goal)[:, None] * width + o[None, :]
-    seen = tl.load(obs_ptr + row, mask=inside, other=0.0)
-    tl.store(to_obs + at[:, None] * width + o[None, :], seen, mask=inside)
-    return seen
+def _start(stream, live, world, T: tl.constexpr):
+    """Positions."""
+    (_, _, _, _, positions, _, _, _, _, _, _, _, _) = world
+    return tl.load(positions + stream * T, mask=live, other=0).to(tl.int32)
 
 
 @triton.jit
-def _move_on(t, stream, live, action, world, T: tl.constexpr):
-    """What the action of step t earns, and where it leads."""
-    (next_ptr, reward_ptr, _, _, positions, to_reward, _, _, goals, _, _, cells, _) = world
+def _look(t, position, stream, live, o, world, T: tl.constexpr):
+    """What is observed at step t. Known: position and goal as one number, and the expert's action."""
+    (_, _, obs_ptr, expert_ptr, _, _, _, _, goals, fires_ptr, coins, cells, width) = world
     at = stream * T + t
-    position = tl.load(positions + at, mask=live, other=0)
-    goal = tl.load(goals + at, mask=live, other=0)
-    reward = tl.load(reward_ptr + (action * cells + position) * cells + goal, mask=live, other=0.0)
-    tl.store(to_reward + at, reward, mask=live)
-    after = tl.load(next_ptr + action * cells + position, mask=live, other=0)
+    goal = tl.load(goals + at, mask=live, other=0).to(tl.int32)
+    coin = tl.load(coins + at, mask=live, other=0).to(tl.int32)
+    fires = tl.load(fires_ptr + stream * (T + 1) + t, mask=live, other=0).to(tl.int32)
+    spot = position * cells + goal
+    row = (fires * cells * cells + spot)[:, None] * width + o[None, :]
+    seen = fetched_some(obs_ptr + row, live[:, None] & (o < width)[None, :])
+    return seen, (spot, tl.load(expert_ptr + coin * cells * cells + spot, mask=live, other=0))
+
+
+@triton.jit
+def _note(t, seen, known, stream, live, o, world, T: tl.constexpr):
+    """Writes down what was observed, and the expert's action."""
+    (_, _, _, _, _, _, to_obs, to_target, _, _, _, _, width) = world
+    _, target = known
+    at = stream * T + t
+    noted(to_obs + at[:, None] * width + o[None, :], seen, live[:, None] & (o < width)[None, :])
+    tl.store(to_target + at, target, mask=live)
+
+
+@triton.jit
+def _move_on(t, known, stream, live, action, world, T: tl.constexpr):
+    """What the action of step t earns, and where it leads; both are written down."""
+    (next_ptr, reward_ptr, _, _, positions, to_reward, _, _, _, _, _, cells, _) = world
+    spot, _ = known
+    at = stream * T + t
+    after = tl.load(next_ptr + action * cells + spot // cells, mask=live, other=0)
+    reward = tl.load(reward_ptr + action * cells * cells + spot, mask=live, other=0.0)
     tl.store(positions + at + 1, after, mask=live & (t + 1 < T))
-    return reward
+    tl.store(to_reward + at, reward, mask=live)
+    return reward, after.to(tl.int32)
 
 
 @triton.jit

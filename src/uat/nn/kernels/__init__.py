@@ -88,14 +88,14 @@ def fused_play(
     utility: UtilityGates | None,
     head: Head,
     spec: Spec,
-    cache: KVCache,
+    streams: int,
     world: Inside,
     gumbel_BTA: Tensor | None,
 ) -> Tensor:
     """The actions (B, T) of one episode in each world, by Triton."""
     from uat.nn.kernels.triton_play import fused_play as fused
 
-    return fused(backbone, utility, head, spec, cache, world, gumbel_BTA)
+    return fused(backbone, utility, head, spec, streams, world, gumbel_BTA)
 
 
 def plays(backbone: Transformer, head: Head, spec: Spec) -> bool:

@@ -14,13 +14,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from uat.nn.kernels.triton_dealt import dealt, dealt_diagonal, dealt_keys, dealt_values, key_place, value_place
 from uat.nn.kernels.triton_parts import (
     LOG2_E,
     diagonal,
     exp2,
+    fetched,
+    fetched_some,
     inverse,
     late,
     normed_at_once,
+    put,
     rectified,
     rounded,
     tanh,
@@ -29,6 +33,8 @@ from uat.nn.kernels.triton_parts import (
     times_some,
 )
 
+NEVER = tl.constexpr(-1e30)
+"""The logit of a step that is not there."""
 SMALL = tl.constexpr(64 * 64)
 """Most weights of a matrix in float32 that registers hold while they are on their way."""
 
@@ -76,34 +82,145 @@ def _look(
 
 
 @triton.jit
-def _look_at_once(
-    q, v, top, keys_ptr, values_ptr, across, seat, seats, length, most, S,
-    H: tl.constexpr, E: tl.constexpr, REAL: tl.constexpr, CHUNK: tl.constexpr, EVEN: tl.constexpr,
-    PRECISION: tl.constexpr,
+def _weighed(top_a, total_a, top_b, total_b):
+    """The higher of two logits, and the sum of weights beside it."""
+    top = tl.maximum(top_a, top_b)
+    return top, total_a * exp2(top_a - top) + total_b * exp2(top_b - top)
+
+
+@triton.jit
+def _own_and_past(own_a, top_a, total_a, own_b, top_b, total_b):
+    top, total = _weighed(top_a, total_a, top_b, total_b)
+    return own_a + own_b, top, total
+
+
+@triton.jit
+def _pasts(
+    ptr, s, across, seat, seats, length, most, S,
+    D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, REAL: tl.constexpr, CHUNK: tl.constexpr, DEALT: tl.constexpr,
+    KEYS: tl.constexpr,
 ):  # fmt: skip
-    """The same for a past of one chunk and one, two or four streams, whose keys and values registers hold: all of them
-    are asked for before any is needed. v: this step's own value."""
-    s = tl.arange(0, CHUNK)
-    first: tl.constexpr = REAL // 2 if REAL > 2 else REAL  # values that are asked for before any key is needed
-    keys, values = (), ()
+    """Keys or values of every stream, on their way."""
+    found = ()
     for r in tl.static_range(REAL):
-        keys += (_past(keys_ptr, r, s, across, seat, seats, length, most, S, H, E, EVEN, True),)
-    for r in tl.static_range(first):
-        values += (_past(values_ptr, r, s, across, seat, seats, length, most, S, H, E, EVEN, False),)
-    logits = times_loaded(q, late(keys[0]), PRECISION)
+        if DEALT and KEYS:
+            found += (dealt_keys(ptr + r * D * CHUNK, tl.where(r < seats, most, 0), D, CHUNK),)
+        elif DEALT:
+            found += (dealt_values(ptr + r * D * CHUNK, tl.where(r < seats, most, 0), D, CHUNK),)
+        else:
+            found += (_past(ptr, r, s, across, seat, seats, length, most, S, H, E, False, KEYS),)
+    return found
+
+
+@triton.jit
+def _arrived(pasts, REAL: tl.constexpr, DEALT: tl.constexpr):
+    found = pasts
+    if not DEALT:
+        found = ()
+        for r in tl.static_range(REAL):
+            found += (late(pasts[r]),)
+    return found
+
+
+@triton.jit
+def _look_at_once(
+    q, k, v, keys, values_ptr, across, seat, seats, length, most, S,
+    D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, REAL: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+    DEALT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The same for a past of one chunk and few streams, whose keys or values registers hold: they are asked for before
+    any is needed. k, v: this step's own key and value."""
+    s = tl.arange(0, CHUNK)
+    if REAL <= 2:
+        values = _pasts(values_ptr, s, across, seat, seats, length, most, S, D, H, E, REAL, CHUNK, DEALT, False)
+    keys = _arrived(keys, REAL, DEALT)
+    own = q * k
+    q = rounded(q, PRECISION)
+    logits = times_loaded(q, keys[0], PRECISION)
     for r in tl.static_range(1, REAL):
-        if r >= first:
-            values += (_past(values_ptr, r, s, across, seat, seats, length, most, S, H, E, EVEN, False),)
-        logits = tl.where((seat == r)[:, None], times_loaded(q, late(keys[r]), PRECISION), logits)
-    logits = tl.where(s[None, :] < length[:, None], logits, -float("inf"))
-    higher = tl.maximum(top, tl.max(logits, 1))
-    weight, fade = exp2(logits - higher[:, None]), exp2(top - higher)
-    mass, own = fade + tl.sum(weight, 1), v * fade[:, None]
+        logits = tl.where((seat == r)[:, None], times_loaded(q, keys[r], PRECISION), logits)
+    if REAL > 2:  # there are no registers for both
+        values = _pasts(values_ptr, s, across, seat, seats, length, most, S, D, H, E, REAL, CHUNK, DEALT, False)
+    logits = tl.where(s[None, :] < length[:, None], logits, NEVER)
+    # each thread weighs its own steps; then all agree on the highest logit, and the rest is a factor
+    columns: tl.constexpr = min(CHUNK, 32)
+    wide: tl.constexpr = CHUNK // columns
+    some = tl.reshape(logits, (ROWS, wide, columns // 2, 2))
+    top = tl.max(tl.max(some, 3), 1)
+    weight = exp2(some - top[:, None, :, None])
+    total = tl.sum(tl.sum(weight, 3), 1)
+    if CHUNK == D:
+        own = tl.sum(tl.sum(tl.reshape(own, (ROWS, wide, columns // 2, 2)), 3), 1)
+        own, higher, total = tl.reduce((own, top, total), 1, _own_and_past)
+    else:
+        own = tl.sum(own, 1)
+        higher, total = tl.reduce((top, total), 1, _weighed)
+    highest = tl.maximum(own, higher)
+    fade, factor = exp2(own - highest), exp2(top - highest[:, None])
+    weight = tl.reshape(weight * factor[:, None, :, None], (ROWS, CHUNK))
+    mass, own = fade + total * exp2(higher - highest), v * fade[:, None]
     weight = rounded(weight, PRECISION)
-    mixed = own + times_loaded(weight, late(values[0]), PRECISION)
+    values = _arrived(values, REAL, DEALT)
+    mixed = own + times_loaded(weight, values[0], PRECISION)
     for r in tl.static_range(1, REAL):
-        mixed = tl.where((seat == r)[:, None], own + times_loaded(weight, late(values[r]), PRECISION), mixed)
+        mixed = tl.where((seat == r)[:, None], own + times_loaded(weight, values[r], PRECISION), mixed)
     return mass, mixed
+
+
+@triton.jit
+def _attend(
+    q, k, v, keys, keys_ptr, values_ptr, key_cell, value_cell, mine, across, seat, seats, length, most, S,
+    D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, REAL: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+    STAGES: tl.constexpr, SINGLE: tl.constexpr, AT_ONCE: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """What each row's head finds in the past and the present, times the sum of weights; that sum. This step's key and
+    value go to the cache, where they are `mine`. AT_ONCE: `keys` are on their way."""
+    if AT_ONCE and EVEN:
+        put(keys_ptr + key_cell, rounded(k, PRECISION), mine)
+        put(values_ptr + value_cell, rounded(v, PRECISION), mine)
+    else:
+        tl.store(keys_ptr + key_cell, rounded(k, PRECISION), mask=mine)
+        tl.store(values_ptr + value_cell, rounded(v, PRECISION), mask=mine)
+    if AT_ONCE:
+        mass, mixed = _look_at_once(
+            q, k, v, keys, values_ptr, across, seat, seats, length, most,
+            S, D, H, E, REAL, ROWS, CHUNK, EVEN, PRECISION,
+        )  # fmt: skip
+    else:  # its own key and value first, then the past
+        top, mass, mixed = tl.sum(q * k, 1), tl.full((ROWS,), 1.0, tl.float32), v
+        q = rounded(q, PRECISION)
+        if SINGLE:
+            top, mass, mixed = _look(
+                q, keys_ptr, values_ptr, 0, across, seat, seats, length, most, top, mass, mixed,
+                S, H, E, REAL, ROWS, CHUNK, STAGES, EVEN, PRECISION,
+            )  # fmt: skip
+        else:
+            begin = most * 0
+            while begin < most:
+                top, mass, mixed = _look(
+                    q, keys_ptr, values_ptr, begin, across, seat, seats, length, most, top, mass, mixed,
+                    S, H, E, REAL, ROWS, CHUNK, 1, EVEN, PRECISION,
+                )  # fmt: skip
+                begin += CHUNK
+    return mass, mixed
+
+
+@triton.jit
+def _asked(w, PART: tl.constexpr, D: tl.constexpr, E: tl.constexpr, UTILITY: tl.constexpr):
+    """W, W^u and U of queries, keys or values, on their way."""
+    found = (dealt(w + PART * D * D, D, D),)
+    if UTILITY:
+        found += (dealt(w + (3 + PART) * D * D, D, D), dealt_diagonal(w + (6 + PART) * D * D, D, E))
+    return found
+
+
+@triton.jit
+def _projected(y, gate, weights, PRECISION: tl.constexpr, UTILITY: tl.constexpr):
+    out = times_loaded(y, weights[0], PRECISION)
+    if UTILITY:
+        out += gate * times_loaded(y, weights[1], PRECISION)
+        out += times_loaded(gate, weights[2], PRECISION)
+    return out
 
 
 @triton.jit
@@ -132,18 +249,16 @@ def embed(seen, weight, bias, encode_w, d, D: tl.constexpr, ENCODE: tl.constexpr
 
 
 @triton.jit
-def place(x, position_ptr, norm_w, norm_b, length, d, POSITIONS, D: tl.constexpr, PRECISION: tl.constexpr):
+def place(x, position, norm_w, norm_b, d, D: tl.constexpr, PRECISION: tl.constexpr):
     """With the embedding of its place, through the first norm."""
-    position = tl.minimum(length, POSITIONS - 1)
-    x += tl.load(position_ptr + position[:, None] * D + d[None, :])
-    return normed_at_once(x, tl.load(norm_w + d), tl.load(norm_b + d), D, PRECISION)
+    return normed_at_once(x + position, tl.load(norm_w + d), tl.load(norm_b + d), D, PRECISION)
 
 
 @triton.jit
 def look_up(action, table_ptr, j, J: tl.constexpr):
     """f_a(a); nothing where there was no action."""
     known = (action >= 0)[:, None] & (j < J)[None, :]
-    return tl.load(table_ptr + action[:, None] * J + j[None, :], mask=known, other=0.0)
+    return fetched_some(table_ptr + action[:, None] * J + j[None, :], known)
 
 
 @triton.jit
@@ -182,102 +297,108 @@ def hear(
 @triton.jit
 def think(
     x, now, rho, length, seat, start, live, row, d,
-    matrices_ptr, vectors_ptr, token_ptr, last_w, last_b, kv_ptr, B, S, KV,
+    matrices_ptr, vectors_ptr, token_ptr, kv_ptr, B, S, KV,
     D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, F: tl.constexpr, L: tl.constexpr, SCALE: tl.constexpr,
     REAL: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-    SINGLE: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr, UTILITY: tl.constexpr, PRECISION: tl.constexpr,
-    OUTSIDE: tl.constexpr, U: tl.constexpr,
+    SINGLE: tl.constexpr, EVEN: tl.constexpr, DEALT: tl.constexpr, AT_ONCE: tl.constexpr, UTILITY: tl.constexpr,
+    PRECISION: tl.constexpr, OUTSIDE: tl.constexpr, U: tl.constexpr,
 ):  # fmt: skip
     """All layers and the last norm: h of this step. Its keys and values go to the cache; length: the steps before it.
-    EVEN: as many for all."""
-    u = tl.arange(0, U)
+    EVEN: as many for all. DEALT: matrices lie as threads take them, and registers hold those on their way; where a past
+    is looked at AT_ONCE and EVEN, so does it."""
+    f, u = tl.arange(0, F), tl.arange(0, U)
     most, seats = tl.max(length, 0), B - start
-    mine = (row % H)[:, None] == d[None, :] // E
-    same = (seat[:, None] == seat[None, :]).to(tl.float32)
+    head = (row % H)[:, None] == d[None, :] // E  # which entries of a row are of its own head
+    mine = head & live[:, None]
     across = (d // E) * S * E + d % E
-    cell = seat[:, None] * H * S * E + across[None, :] + length[:, None] * E
+    if AT_ONCE and EVEN:
+        key_cell = seat[:, None] * D * CHUNK + key_place(d[None, :], length[:, None], D, CHUNK)
+        value_cell = seat[:, None] * D * CHUNK + value_place(d[None, :], length[:, None], D)
+    else:
+        key_cell = seat[:, None] * H * S * E + across[None, :] + length[:, None] * E
+        value_cell = key_cell
     square = d[None, :] * D + d[:, None]
+    small: tl.constexpr = U * D <= SMALL
     token = d[None, :] * U + u[:, None]
-    projections: tl.constexpr = 6 * D * D + 3 * H * E * E if UTILITY else 3 * D * D
+    diagonals: tl.constexpr = 3 * D * D if DEALT else 3 * H * E * E
+    projections: tl.constexpr = 6 * D * D + diagonals if UTILITY else 3 * D * D
     each: tl.constexpr = projections + D * D + 2 * F * D
 
     w, vectors, all_keys = matrices_ptr, vectors_ptr, tl.cast(KV, tl.int64)
     keys_ptr = kv_ptr + tl.cast(start, tl.int64) * H * S * E  # of these streams: places among them fit 32 bits
+    norm_1w, norm_1b = fetched(vectors + d), fetched(vectors + D + d)
     for layer in tl.range(0, L, num_stages=1):
-        # small things are asked for early: a wait for each of them would cost as much as a product
+        # all is asked for before it is needed: a wait for each would cost as much as a product
         rest = w + projections
         up = rest + D * D
         down = up + F * D
-        norm_1w, norm_1b, out_b = tl.load(vectors + d), tl.load(vectors + D + d), tl.load(vectors + 2 * D + d)
-        norm_2w, norm_2b = tl.load(vectors + 3 * D + d), tl.load(vectors + 4 * D + d)
-        down_b = tl.load(vectors + 5 * D + d)
-        f, blocks, block = tl.arange(0, F), tl.arange(0, F // BLOCK), tl.arange(0, BLOCK)
-        if EARLY:
-            up_b = tl.load(vectors + 6 * D + f)
-        else:
-            up_b = tl.load(vectors + 6 * D + blocks[:, None] * BLOCK + block[None, :])
-
-        g = x
-        if UTILITY and U * D <= SMALL:
+        g, keys = x, ()
+        if DEALT:
+            for_q, for_k = _asked(w, 0, D, E, UTILITY), _asked(w, 1, D, E, UTILITY)
+        if UTILITY and small and DEALT:
+            w_token = dealt(token_ptr + layer * D * U, U, D)
+        elif UTILITY and small:
             w_token = tl.load(token_ptr + layer * D * U + token)
         y = normed_at_once(x, norm_1w, norm_1b, D, PRECISION)
-        if UTILITY and U * D <= SMALL:
-            g = tanh(times_loaded(now, late(w_token), OUTSIDE))
+        if UTILITY and small:
+            g = tanh(times_loaded(now, w_token if DEALT else late(w_token), OUTSIDE))
         elif UTILITY:
             g = tanh(times_loaded(now, tl.load(token_ptr + layer * D * U + token), OUTSIDE))
 
-        # projections, in one loop so that the next weights are under way while these are used
-        q, k, v = y, y, y
-        for part in tl.range(0, 3, num_stages=STAGES):
-            out = times_loaded(y, tl.load(w + part * D * D + square), PRECISION)
-            if UTILITY:
-                gate = tl.where(part == 0, rho, g)
-                out += gate * times_loaded(y, tl.load(w + (3 + part) * D * D + square), PRECISION)
-                u_DD = diagonal(w + 6 * D * D + part * H * E * E, d, E)
-                out += times_loaded(gate, u_DD, PRECISION)
-            q = tl.where(part == 0, out, q)
-            k = tl.where(part == 1, out, k)
-            v = out
-        w_out = tl.load(rest + square)
-
-        # attention: this step's own key and value first, then the past
-        values_ptr = keys_ptr + all_keys
-        tl.store(keys_ptr + cell, rounded(k, PRECISION), mask=mine & live[:, None])
-        tl.store(values_ptr + cell, rounded(v, PRECISION), mask=mine & live[:, None])
-        q = tl.where(mine, q * (SCALE * LOG2_E), 0.0)
-        top = tl.sum(q * k, 1)
-        q = rounded(q, PRECISION)
-        mass = tl.full((ROWS,), 1.0, tl.float32)
-        if EARLY and SINGLE and REAL <= 4:
-            mass, mixed = _look_at_once(
-                q, v, top, keys_ptr, values_ptr, across, seat, seats, length, most,
-                S, H, E, REAL, CHUNK, EVEN, PRECISION,
-            )  # fmt: skip
-        elif SINGLE:
-            top, mass, mixed = _look(
-                q, keys_ptr, values_ptr, 0, across, seat, seats, length, most, top, mass, v,
-                S, H, E, REAL, ROWS, CHUNK, STAGES, EVEN, PRECISION,
-            )  # fmt: skip
+        # projections
+        if DEALT:
+            y = rounded(y, PRECISION)
+            for_v = _asked(w, 2, D, E, UTILITY)
+            q = _projected(y, rho, for_q, PRECISION, UTILITY)
+            if AT_ONCE:
+                s = tl.arange(0, CHUNK)
+                keys = _pasts(keys_ptr, s, across, seat, seats, length, most, S, D, H, E, REAL, CHUNK, EVEN, True)
+            k = _projected(y, g, for_k, PRECISION, UTILITY)
+            v = _projected(y, g, for_v, PRECISION, UTILITY)
+            w_out = dealt(rest, D, D)
+        else:  # in one loop, so that the next weights are under way while these are used
+            q, k, v = y, y, y
+            for part in tl.range(0, 3, num_stages=STAGES):
+                out = times_loaded(y, tl.load(w + part * D * D + square), PRECISION)
+                if UTILITY:
+                    gate = tl.where(part == 0, rho, g)
+                    out += gate * times_loaded(y, tl.load(w + (3 + part) * D * D + square), PRECISION)
+                    u_DD = diagonal(w + 6 * D * D + part * H * E * E, d, E)
+                    out += times_loaded(gate, u_DD, PRECISION)
+                q = tl.where(part == 0, out, q)
+                k = tl.where(part == 1, out, k)
+                v = out
+            w_out = tl.load(rest + square)
+        out_b, down_b = tl.load(vectors + 2 * D + d), tl.load(vectors + 5 * D + d)
+        norm_2w, norm_2b = tl.load(vectors + 3 * D + d), tl.load(vectors + 4 * D + d)
+        blocks, block = tl.arange(0, F // BLOCK), tl.arange(0, BLOCK)
+        if DEALT:
+            up_b = fetched(vectors + 6 * D + f)
         else:
-            begin, mixed = most * 0, v
-            while begin < most:
-                top, mass, mixed = _look(
-                    q, keys_ptr, values_ptr, begin, across, seat, seats, length, most, top, mass, mixed,
-                    S, H, E, REAL, ROWS, CHUNK, 1, EVEN, PRECISION,
-                )  # fmt: skip
-                begin += CHUNK
-        if EARLY:
-            w_up = tl.load(up + f[None, :] * D + d[:, None])
-        h = times_loaded(same, tl.where(mine, mixed * inverse(mass)[:, None], 0.0), PRECISION)
+            up_b = tl.load(vectors + 6 * D + blocks[:, None] * BLOCK + block[None, :])
+
+        # attention; each head of a stream has a row, from which the others get it
+        mass, mixed = _attend(
+            tl.where(head, q * (SCALE * LOG2_E), 0.0), k, v, keys, keys_ptr, keys_ptr + all_keys, key_cell, value_cell,
+            mine, across, seat, seats, length, most, S,
+            D, H, E, REAL, ROWS, CHUNK, STAGES, SINGLE, AT_ONCE, EVEN, PRECISION,
+        )  # fmt: skip
+        if DEALT:
+            w_up = dealt(up, D, F)
+        h = tl.where(head, mixed * inverse(mass)[:, None], 0.0)
+        h = tl.sum(tl.reshape(h, (ROWS // H, H, D)), 1)
+        h = tl.reshape(tl.broadcast_to(h[:, None, :], (ROWS // H, H, D)), (ROWS, D))
 
         # out, feed-forward: all hidden units at once where registers hold what is on its way, else some at a time
-        x += times_loaded(h, late(w_out), PRECISION) + out_b[None, :]
-        if EARLY:
-            w_down = tl.load(down + d[None, :] * F + f[:, None])
+        vectors += 6 * D + F
+        norm_1w, norm_1b = fetched(vectors + d), fetched(vectors + D + d)
+        x += times_loaded(h, w_out if DEALT else late(w_out), PRECISION) + out_b[None, :]
+        if DEALT:
+            w_down = dealt(down, F, D)
         y = normed_at_once(x, norm_2w, norm_2b, D, PRECISION)
-        if EARLY:
-            hidden = rectified(times_loaded(y, late(w_up), PRECISION) + up_b[None, :], PRECISION)
-            change = times_loaded(hidden, late(w_down), PRECISION)
+        if DEALT:
+            hidden = rectified(times_loaded(y, w_up, PRECISION) + up_b[None, :], PRECISION)
+            change = times_loaded(hidden, w_down, PRECISION)
         else:
             change = tl.zeros((ROWS, D), tl.float32)
             for part in tl.range(0, F // BLOCK, num_stages=STAGES):
@@ -288,8 +409,7 @@ def think(
         x += change + down_b[None, :]
         keys_ptr += 2 * all_keys
         w += each
-        vectors += 6 * D + F
-    return normed_at_once(x, tl.load(last_w + d), tl.load(last_b + d), D, PRECISION)
+    return normed_at_once(x, fetched(vectors + d), fetched(vectors + D + d), D, PRECISION)
 
 
 @triton.jit
@@ -312,7 +432,7 @@ def draw(gumbel_ptr, gumbel_stride, stream, alive, a, A: tl.constexpr, SAMPLED: 
     drawn = a[None, :].to(tl.float32)
     if SAMPLED:
         at = gumbel_ptr + stream[:, None] * gumbel_stride + a[None, :]
-        drawn = tl.load(at, mask=alive & (a < A)[None, :], other=0.0)
+        drawn = fetched_some(at, alive & (a < A)[None, :])
     return drawn
 
 

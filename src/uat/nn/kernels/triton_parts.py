@@ -85,6 +85,59 @@ def write(ptr, x, mask):
 
 
 @triton.jit
+def fetched(ptr):
+    """The 32-bit numbers that lie there, read by the threads that need them. A plain load is shared out for the sake of
+    memory, and its numbers go through shared memory to where they are needed."""
+    if NATIVE:
+        return tl.inline_asm_elementwise(
+            "ld.global.b32 $0, [$1];", "=r,l", [ptr.to(tl.int64)], dtype=ptr.dtype.element_ty, is_pure=False, pack=1
+        )
+    return tl.load(ptr)
+
+
+@triton.jit
+def fetched_some(ptr, mask):
+    """The same; nothing where the mask is False."""
+    if NATIVE:
+        return tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.s32 p, $2, 0; mov.b32 $0, 0; @p ld.global.b32 $0, [$1]; }", "=r,l,r",
+            [ptr.to(tl.int64), mask.to(tl.int32)], dtype=ptr.dtype.element_ty, is_pure=False, pack=1,
+        )  # fmt: skip
+    return tl.load(ptr, mask=mask, other=0)
+
+
+@triton.jit
+def noted(ptr, x, mask):
+    """32-bit numbers put there by the threads that have them."""
+    if NATIVE:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.s32 p, $3, 0; @p st.global.b32 [$2], $1; mov.b32 $0, 0; }", "=r,r,l,r",
+            [x, ptr.to(tl.int64), mask.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+    else:
+        tl.store(ptr, x, mask=mask)
+
+
+@triton.jit
+def put(ptr, x, mask):
+    """Half-precision numbers put there by the threads that have them; the same for a plain store. Neighbours in a row
+    are two to a register."""
+    if NATIVE:
+        tl.inline_asm_elementwise(
+            """{
+            .reg .pred p<2>; .reg .b16 x<2>;
+            setp.ne.s32 p0, $4, 0; setp.ne.s32 p1, $5, 0;
+            mov.b32 {x0, x1}, $1;
+            @p0 st.global.b16 [$2], x0; @p1 st.global.b16 [$3], x1;
+            mov.b32 $0, 0;
+            }""",
+            "=r,r,l,l,r,r", [x, ptr.to(tl.int64), mask.to(tl.int32)], dtype=tl.float16, is_pure=False, pack=2,
+        )  # fmt: skip
+    else:
+        tl.store(ptr, x, mask=mask)
+
+
+@triton.jit
 def late(x):
     """x, which has been asked for earlier, from here on. Without this the program waits where it asks: what products
     read is put into shared memory as soon as it is asked for."""

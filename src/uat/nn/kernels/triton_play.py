@@ -3,7 +3,7 @@
 The slow twin is `rollout`, which launches both at each step; tests hold the episodes equal. A program plays a few
 streams from their first step to their last: nothing is launched in between, and no program waits for another.
 
-The world is two functions of its own, `look` and `move`, which the kernel calls: see `Inside`.
+The world is four functions of its own, which the kernel calls: see `Inside`.
 Shapes: B streams, T steps, O entries of an observation, A actions.
 """
 
@@ -18,9 +18,9 @@ import triton.language as tl
 from torch import Tensor
 
 from uat.nn.blocks import Transformer
-from uat.nn.cache import KVCache
 from uat.nn.encoders import VectorEncoder
 from uat.nn.heads import DiscreteHead, Head
+from uat.nn.kernels import triton_step
 from uat.nn.kernels.triton_acting import (
     SMALL,
     draw,
@@ -36,7 +36,7 @@ from uat.nn.kernels.triton_acting import (
     think,
 )
 from uat.nn.kernels.triton_parts import shares
-from uat.nn.kernels.triton_step import WIDEST, arguments, observed, served, told
+from uat.nn.kernels.triton_step import WIDEST, Packed, arguments, at_once, observed, pack, served, told
 from uat.nn.utility import UtilityGates
 from uat.types import Inside, Spec, Step, Vector
 
@@ -53,12 +53,15 @@ def fused_play(
     utility: UtilityGates | None,
     head: Head,
     spec: Spec,
-    cache: KVCache,
+    streams: int,
     world: Inside,
     gumbel_BTA: Tensor | None,
 ) -> Tensor:
     """The actions (B, T) of one episode in each world; all else the world has written down."""
-    streams, steps, positions = len(cache.length_B), spec.horizon, backbone.positions
+    steps, c, positions = spec.horizon, backbone.config, backbone.positions
+    backbone.check_range(steps)
+    packed, real = pack(backbone, utility), served(streams, c.num_heads, backbone.beside)
+    past = _past(backbone, packed, streams, steps, real)
     action_BT = torch.empty(streams, steps, dtype=torch.long, device=positions.device)
     nothing = Step(  # the kernel makes its own: of a step only the widths count here
         obs=positions.new_empty(0, cast(Vector, spec.obs).width),
@@ -66,30 +69,42 @@ def fused_play(
         prev_reward=positions.new_empty(0),
         first=positions.new_empty(0, dtype=torch.bool),
     )
-    heard = {} if utility is None else told(utility, nothing, positions, cache)
+    heard = {} if utility is None else told(utility, nothing, positions, packed)
     gumbel_BTA = None if gumbel_BTA is None else gumbel_BTA.contiguous()
-    real = served(streams, backbone.config.num_heads, backbone.beside)
-    given = arguments(backbone, cache, observed(backbone, nothing.obs), heard, head, real, gumbel_BTA)
+    given = arguments(backbone, packed, past, observed(backbone, nothing.obs), heard, head, real, gumbel_BTA)
     unused = ("obs_ptr", "action_ptr", "reward_ptr", "ubar_ptr", "UBAR")
     cast(Any, _play)[(shares(streams, real),)](
         **{name: value for name, value in given.items() if name not in unused},
-        to_action=action_BT, world=world.world, LOOK=world.look, MOVE=world.move, T=steps, REWARDS=spec.reward_scale,
+        to_action=action_BT, world=world.world, START=world.start, LOOK=world.look, NOTE=world.note, MOVE=world.move,
+        T=steps, REWARDS=spec.reward_scale,
     )  # fmt: skip
     return action_BT
+
+
+def _past(backbone: Transformer, packed: Packed, streams: int, steps: int, real: int) -> Tensor:
+    """Room for keys and values, (L, 2, B, H, S, E). Where they are dealt it holds a whole chunk, and values are numbers
+    from the start: some that are not there yet are read, and weigh nothing."""
+    c, dealt = backbone.config, at_once(packed, steps, real)
+    shape = (c.num_layers, 2, streams, c.num_heads, triton_step.CHUNK if dealt else steps, c.d_model // c.num_heads)
+    past = packed.matrices.new_empty(shape)
+    if dealt:
+        past[:, 1].zero_()
+    return past
 
 
 @triton.jit
 def _play(
     matrices_ptr, vectors_ptr, encode_w, encode_b, position_ptr, norm_w, norm_b, table_ptr, w1_ptr, w2_ptr, token_ptr,
-    regime_ptr, last_w, last_b, head_w, head_b, kv_ptr, gumbel_ptr, gumbel_stride, to_action, world,
+    regime_ptr, head_w, head_b, kv_ptr, gumbel_ptr, gumbel_stride, to_action, world,
     B, S, KV, POSITIONS,
     D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, F: tl.constexpr, L: tl.constexpr, A: tl.constexpr,
     A_ROOM: tl.constexpr, SCALE: tl.constexpr, REAL: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr, STAGES: tl.constexpr, SINGLE: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK: tl.constexpr, STAGES: tl.constexpr, SINGLE: tl.constexpr, DEALT: tl.constexpr, AT_ONCE: tl.constexpr,
     UTILITY: tl.constexpr, SAMPLED: tl.constexpr, PRECISION: tl.constexpr,
     OUTSIDE: tl.constexpr, ENCODE: tl.constexpr, WIDTH: tl.constexpr, WIDTH_ROOM: tl.constexpr, J: tl.constexpr,
     J_ROOM: tl.constexpr, HIDDEN: tl.constexpr, U: tl.constexpr, DECAY: tl.constexpr,
-    IDS: tl.constexpr, LOOK: tl.constexpr, MOVE: tl.constexpr, T: tl.constexpr, REWARDS: tl.constexpr,
+    IDS: tl.constexpr, START: tl.constexpr, LOOK: tl.constexpr, NOTE: tl.constexpr, MOVE: tl.constexpr, T: tl.constexpr,
+    REWARDS: tl.constexpr,
 ):  # fmt: skip
     row, d, a, o = tl.arange(0, ROWS), tl.arange(0, D), tl.arange(0, A_ROOM), tl.arange(0, WIDTH_ROOM)
     start = tl.program_id(0) * REAL
@@ -106,29 +121,35 @@ def _play(
         to_score = scoring(head_w, head_b, d, a, A, D)
         if UTILITY:
             to_hear = hearing(w1_ptr, w2_ptr, regime_ptr, d, J, J_ROOM, HIDDEN, U)
+    at = START(stream, live, world, T)
     for t in tl.range(0, T, num_stages=1):
+        # what takes longest to come is asked for first
         drawn = draw(gumbel_ptr + t * A, gumbel_stride, stream, live[:, None], a, A, SAMPLED)
-        seen = LOOK(t, stream, live, o, world, T)
-        length = tl.where(live, t, 0)
-        weight, bias = to_embed if once else encoding(encode_w, encode_b, d, WIDTH, WIDTH_ROOM, ENCODE)
-        x = embed(seen, weight, bias, encode_w, d, D, ENCODE, OUTSIDE)
-        x = place(x, position_ptr, norm_w, norm_b, length, d, POSITIONS, D, PRECISION)
-        now, rho = x, x
+        said = tl.zeros((ROWS, J_ROOM), tl.float32)
+        if UTILITY and IDS:
+            said = look_up(action, table_ptr, tl.arange(0, J_ROOM), J)
+        seen, known = LOOK(t, at, stream, live, o, world, T)
+        now, rho = ubar, ubar
         if UTILITY:
-            said = tl.zeros((ROWS, J_ROOM), tl.float32)
-            if IDS:
-                said = look_up(action, table_ptr, tl.arange(0, J_ROOM), J)
             now, ubar, rho = hear(
                 said, reward, ubar, row < 0, to_hear if once else (said, said, said), w1_ptr, w2_ptr, regime_ptr, d,
                 J, J_ROOM, HIDDEN, U, DECAY, once, OUTSIDE,
             )  # fmt: skip
+        length = tl.where(live, t, 0)
+        weight, bias = to_embed if once else encoding(encode_w, encode_b, d, WIDTH, WIDTH_ROOM, ENCODE)
+        x = embed(seen, weight, bias, encode_w, d, D, ENCODE, OUTSIDE)
+        position = tl.load(position_ptr + tl.minimum(t, POSITIONS - 1) * D + d)
+        x = place(x, position[None, :], norm_w, norm_b, d, D, PRECISION)
+        NOTE(t, seen, known, stream, live, o, world, T)
         x = think(
             x, now, rho, length, seat, start, live, row, d,
-            matrices_ptr, vectors_ptr, token_ptr, last_w, last_b, kv_ptr, B, S, KV,
-            D, H, E, F, L, SCALE, REAL, ROWS, CHUNK, BLOCK, STAGES, SINGLE, True, EARLY, UTILITY, PRECISION, OUTSIDE, U,
+            matrices_ptr, vectors_ptr, token_ptr, kv_ptr, B, S, KV,
+            D, H, E, F, L, SCALE, REAL, ROWS, CHUNK, BLOCK, STAGES, SINGLE, True, DEALT, AT_ONCE, UTILITY, PRECISION,
+            OUTSIDE, U,
         )  # fmt: skip
         logits = score(x, to_score if once else scoring(head_w, head_b, d, a, A, D), OUTSIDE)
         action = pick(logits, drawn, a, A, SAMPLED)
         tl.store(to_action + stream * T + t, action.to(tl.int64), mask=live & (row % H == 0))
-        reward = MOVE(t, stream, live, action, world, T) * REWARDS
+        reward, at = MOVE(t, known, stream, live, action, world, T)
+        reward *= REWARDS
         tl.debug_barrier()  # keys, values and the world as they are now are read by others in the next step

@@ -39,6 +39,7 @@ from uat.nn.kernels.triton_acting import (
     scoring,
     think,
 )
+from uat.nn.kernels.triton_dealt import deal
 from uat.nn.kernels.triton_parts import shares
 from uat.nn.kernels.whole import Feedback, feedback, hidden_units, power_of_two, projections, room
 from uat.nn.utility import UtilityGates
@@ -51,6 +52,8 @@ PROGRAMS = 132
 """About as many programs as a large GPU has multiprocessors."""
 CHUNK, WARPS, STAGES = 64, 4, 3
 """Cached steps that are read at a time, warps of a program, and blocks of weights under way at a time."""
+MOST_PASTS = 4
+"""Most streams of a program whose keys, then whose values, registers hold."""
 HELD = 64 * 128
 """Most weights of a matrix in half precision that registers hold while they are on their way."""
 WIDEST = 128
@@ -63,8 +66,10 @@ class Packed(NamedTuple):
     matrices: Tensor
     """In the type that products take, which is that of keys and values as well."""
     vectors: Tensor
-    """Scales and biases, in float32 however products round."""
+    """Scales and biases, in float32 however products round; after the last layer's those of the last norm."""
     feedback: Feedback | None
+    dealt: bool
+    """Whether matrices lie as threads take them; those that make gates g of u as well, where they are small."""
 
 
 def unfit(backbone: Transformer, utility: UtilityGates | None) -> str | None:
@@ -95,22 +100,33 @@ def unfit(backbone: Transformer, utility: UtilityGates | None) -> str | None:
 @torch.no_grad()
 def pack(backbone: Transformer, utility: UtilityGates | None) -> Packed:
     """The weights as they are now."""
+    c, half = backbone.config, rounding() == "half"
+    dealt = half and c.d_model <= 64 and c.d_model * c.d_ff <= HELD
     matrices: list[Tensor] = []
     vectors: list[Tensor] = []
     for block in backbone.blocks:
         assert isinstance(block, Block)
         a, (ff1, _, ff2) = block.attention, block.ff
         weight, bias = projections(a.project)
-        matrices += [weight, *([] if bias is None else [bias]), a.out.weight, cast(Tensor, ff1.weight)]
-        matrices.append(cast(Tensor, ff2.weight))
+        rest = [a.out.weight, cast(Tensor, ff1.weight), cast(Tensor, ff2.weight)]
+        if dealt:
+            diagonals = () if bias is None else (torch.block_diag(*part) for part in bias)
+            matrices += [deal(part, narrow=True) for part in weight.split(c.d_model)]
+            matrices += [deal(part, narrow=True, short=True) for part in diagonals]
+            matrices += [deal(part, narrow=True) for part in rest]
+        else:
+            matrices += [weight, *([] if bias is None else [bias]), *rest]
         vectors += [block.attention_norm.weight, block.attention_norm.bias, a.out.bias]
         vectors += [block.ff_norm.weight, block.ff_norm.bias, cast(Tensor, ff2.bias), cast(Tensor, ff1.bias)]
+    vectors += [backbone.last_norm.weight, backbone.last_norm.bias]
     packed = torch.cat([part.flatten() for part in matrices])
-    if rounding() == "half":
+    if half:
         most = torch.finfo(torch.float16).max
         packed = packed.clamp(-most, most).half()
     told = None if utility is None else feedback(utility)
-    return Packed(packed, torch.cat([part.flatten() for part in vectors]), told)
+    if told is not None and dealt and told.token[: c.d_model].numel() <= SMALL.value:
+        told = told._replace(token=torch.cat([deal(part) for part in told.token.split(c.d_model)]))
+    return Packed(packed, torch.cat([part.flatten() for part in vectors]), told, dealt)
 
 
 def fused_step(
@@ -127,7 +143,7 @@ def fused_step(
     With Gumbel noise the choice is a sample of the logits, without it their arg-max.
     """
     inside = head.linear.out_features <= WIDEST
-    heard = {} if utility is None else told(utility, step, ubar_BU, cache)
+    heard = {} if utility is None else told(utility, step, ubar_BU, cache.packed)
     found, choice_B = _launch(
         backbone, cache, observed(backbone, step.obs), heard, head if inside else None, step, gumbel_BA
     )
@@ -194,13 +210,15 @@ def _launch(
         "HEAD": head is not None,
         "MASKED": allowed is not None,
     }
-    cast(Any, _step)[(shares(streams, real),)](**arguments(backbone, cache, seen, told, head, real, gumbel_BA), **given)
+    reads = arguments(backbone, cache.packed, cache.kv_L2BHSE, seen, told, head, real, gumbel_BA)
+    cast(Any, _step)[(shares(streams, real),)](**reads, **given)
     return out, choice_B
 
 
 def arguments(
     backbone: Transformer,
-    cache: KVCache,
+    packed: Packed,
+    past_L2BHSE: Tensor,
     seen: dict[str, Any],
     told: dict[str, Any],
     head: Head | None,
@@ -208,23 +226,20 @@ def arguments(
     gumbel: Tensor | None,
 ) -> dict[str, Any]:
     """What any kernel that goes through the layers is given; what is not read may be any tensor."""
-    assert isinstance(cache.packed, Packed)
-    c, unread = backbone.config, cache.kv_L2BHSE
+    c, unread, capacity = backbone.config, past_L2BHSE, past_L2BHSE.shape[-2]
     d, size = c.d_model, c.d_model // c.num_heads
     actions = 1 if head is None else head.linear.out_features
     pointers = {
         **dict.fromkeys(OBSERVED + TOLD, unread),
         **{name: value for name, value in (seen | told).items() if isinstance(value, Tensor)},
-        "matrices_ptr": cache.packed.matrices,
-        "vectors_ptr": cache.packed.vectors,
+        "matrices_ptr": packed.matrices,
+        "vectors_ptr": packed.vectors,
         "position_ptr": backbone.positions,
         "norm_w": backbone.norm.weight,
         "norm_b": backbone.norm.bias,
-        "last_w": backbone.last_norm.weight,
-        "last_b": backbone.last_norm.bias,
         "head_w": unread if head is None else head.linear.weight,
         "head_b": unread if head is None else head.linear.bias,
-        "kv_ptr": cache.kv_L2BHSE,
+        "kv_ptr": past_L2BHSE,
         "gumbel_ptr": unread if gumbel is None else gumbel,
         "gumbel_stride": 0 if gumbel is None else gumbel.stride(0),
     }
@@ -239,9 +254,9 @@ def arguments(
         "DECAY": 0.0,
         "IDS": True,
         **{name: value for name, value in (seen | told).items() if not isinstance(value, Tensor)},
-        "B": cache.length_B.shape[0],
-        "S": cache.capacity,
-        "KV": cache.kv_L2BHSE.stride(1),
+        "B": past_L2BHSE.shape[2],
+        "S": capacity,
+        "KV": past_L2BHSE.stride(1),
         "POSITIONS": backbone.positions.shape[0],
         "D": d,
         "H": c.num_heads,
@@ -256,14 +271,20 @@ def arguments(
         "CHUNK": CHUNK,
         "BLOCK": min(64, c.d_ff),
         "STAGES": STAGES,
-        "SINGLE": cache.capacity <= CHUNK,
-        "EARLY": cache.packed.matrices.dtype == torch.float16 and d <= 64 and d * c.d_ff <= HELD,
+        "SINGLE": capacity <= CHUNK,
+        "DEALT": packed.dealt,
+        "AT_ONCE": at_once(packed, capacity, real),
         "UTILITY": bool(told),
         "SAMPLED": gumbel is not None,
-        "PRECISION": "half" if cache.packed.matrices.dtype == torch.float16 else products(),
+        "PRECISION": "half" if packed.matrices.dtype == torch.float16 else products(),
         "OUTSIDE": products(),  # numbers outside the layers may be large
     }
     return {**pointers, **sizes, "num_warps": WARPS if d <= 64 else 2 * WARPS}
+
+
+def at_once(packed: Packed, capacity: int, real: int) -> bool:
+    """Whether registers hold the keys, then the values, of all steps of a program's streams."""
+    return packed.dealt and capacity <= CHUNK and real <= MOST_PASTS
 
 
 OBSERVED = ("obs_ptr", "encode_w", "encode_b")
@@ -283,12 +304,11 @@ def observed(backbone: Transformer, obs: Tensor) -> dict[str, Any]:
     return {"obs_ptr": encoder(obs).float().contiguous(), "ENCODE": "done"}
 
 
-def told(utility: UtilityGates, step: Step, ubar_BU: Tensor | None, cache: KVCache) -> dict[str, Any]:
+def told(utility: UtilityGates, step: Step, ubar_BU: Tensor | None, packed: Packed) -> dict[str, Any]:
     """What `_step` reads to make gates."""
     assert ubar_BU is not None
-    assert isinstance(cache.packed, Packed)
-    assert cache.packed.feedback is not None
-    table, first, last, token, regime = cache.packed.feedback
+    assert packed.feedback is not None
+    table, first, last, token, regime = packed.feedback
     width, reward_B = first.shape[1] - 1, step.prev_reward.float().contiguous()
     if table is not None:
         action = step.prev_action.contiguous()
@@ -300,7 +320,7 @@ def told(utility: UtilityGates, step: Step, ubar_BU: Tensor | None, cache: KVCac
         "action_ptr": action, "reward_ptr": reward_B, "table_ptr": table, "w1_ptr": first, "w2_ptr": last,
         "token_ptr": token, "regime_ptr": regime, "ubar_ptr": ubar_BU,
         "J": width, "J_ROOM": room(width + 1), "HIDDEN": first.shape[0], "U": last.shape[0],
-        "UBAR": utility.d_utility, "DECAY": utility.decay, "IDS": cache.packed.feedback.table_AJ is not None,
+        "UBAR": utility.d_utility, "DECAY": utility.decay, "IDS": packed.feedback.table_AJ is not None,
     }  # fmt: skip
 
 
@@ -308,11 +328,11 @@ def told(utility: UtilityGates, step: Step, ubar_BU: Tensor | None, cache: KVCac
 def _step(
     matrices_ptr, vectors_ptr, obs_ptr, encode_w, encode_b, position_ptr, norm_w, norm_b,
     action_ptr, reward_ptr, table_ptr, w1_ptr, w2_ptr, token_ptr, regime_ptr, ubar_ptr,
-    last_w, last_b, head_w, head_b, first_ptr, length_ptr, kv_ptr, allowed_ptr, gumbel_ptr, gumbel_stride,
+    head_w, head_b, first_ptr, length_ptr, kv_ptr, allowed_ptr, gumbel_ptr, gumbel_stride,
     out_ptr, choice_ptr, B, S, KV, POSITIONS,
     D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, F: tl.constexpr, L: tl.constexpr, A: tl.constexpr,
     A_ROOM: tl.constexpr, SCALE: tl.constexpr, REAL: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr, STAGES: tl.constexpr, SINGLE: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK: tl.constexpr, STAGES: tl.constexpr, SINGLE: tl.constexpr, DEALT: tl.constexpr, AT_ONCE: tl.constexpr,
     UTILITY: tl.constexpr, HEAD: tl.constexpr, MASKED: tl.constexpr, SAMPLED: tl.constexpr, PRECISION: tl.constexpr,
     OUTSIDE: tl.constexpr, ENCODE: tl.constexpr, WIDTH: tl.constexpr, WIDTH_ROOM: tl.constexpr, J: tl.constexpr,
     J_ROOM: tl.constexpr, HIDDEN: tl.constexpr, U: tl.constexpr, UBAR: tl.constexpr, DECAY: tl.constexpr,
@@ -341,7 +361,8 @@ def _step(
     weight, bias = encoding(encode_w, encode_b, d, WIDTH, WIDTH_ROOM, ENCODE)
     x = embed(seen, weight, bias, encode_w, d, D, ENCODE, OUTSIDE)
     if ENCODE != "token":
-        x = place(x, position_ptr, norm_w, norm_b, length, d, POSITIONS, D, PRECISION)
+        position = tl.load(position_ptr + tl.minimum(length, POSITIONS - 1)[:, None] * D + d[None, :])
+        x = place(x, position, norm_w, norm_b, d, D, PRECISION)
 
     # feedback
     now, rho = x, x
@@ -366,8 +387,9 @@ def _step(
 
     x = think(
         x, now, rho, length, seat, start, live, row, d,
-        matrices_ptr, vectors_ptr, token_ptr, last_w, last_b, kv_ptr, B, S, KV,
-        D, H, E, F, L, SCALE, REAL, ROWS, CHUNK, BLOCK, STAGES, SINGLE, False, EARLY, UTILITY, PRECISION, OUTSIDE, U,
+        matrices_ptr, vectors_ptr, token_ptr, kv_ptr, B, S, KV,
+        D, H, E, F, L, SCALE, REAL, ROWS, CHUNK, BLOCK, STAGES, SINGLE, False, DEALT, AT_ONCE, UTILITY, PRECISION,
+        OUTSIDE, U,
     )  # fmt: skip
     tl.store(length_ptr + stream, (length + 1).to(tl.int64), mask=own)
 
