@@ -8,8 +8,8 @@ Should a compiler spread it otherwise, the numbers come out the same, only later
 Weights are read past the multiprocessor's own cache (".cg"): each is read once a step, and all of them would drive out
 the keys, values and tables that are read again.
 
-Shapes: K rows, N columns. A turn is what one thread reads at once; the threads of a program take groups of 32 columns,
-8 to a warp.
+Shapes: K rows, N columns. A turn is what one thread reads at once: some groups of one or two neighbouring rows, of one
+column. The four warps of a program take 32 columns at a time, 8 to a warp.
 """
 
 # pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportAssignmentType=false
@@ -45,8 +45,8 @@ def dealt(ptr, K: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def dealt_diagonal(ptr, D: tl.constexpr, E: tl.constexpr):
-    """A matrix (D, D) with blocks of E along its diagonal and nothing beside them, which is not read where a block is as
-    long as a turn: these are short."""
+    """A matrix (D, D) with blocks of E along its diagonal, dealt in short turns. What lies beside them is nothing; it is
+    not read, if no turn is longer than a block."""
     pair: tl.constexpr = 32 // ptr.dtype.element_ty.primitive_bitwidth
     groups: tl.constexpr = min(D // (4 * pair), 2)
     turn: tl.constexpr = groups * pair
