@@ -14,8 +14,10 @@ COUNT = 4
 
 
 class Stream:
-    """Torch's, without a device: the same few in turn."""
+    """Torch's, without a device: the same few in turn. Weak references to torch's outlive them, and crash Python; here
+    there are none."""
 
+    __slots__ = ("__dict__", "cuda_stream", "device_index")
     turn = itertools.count()
 
     def __init__(self, device: object = None) -> None:

@@ -76,8 +76,13 @@ class InTurn:
         return result
 
 
-_held: weakref.WeakValueDictionary[tuple[int, int], torch.cuda.Stream] = weakref.WeakValueDictionary()
-"""Streams that somebody owns, by device and handle."""
+class _Lease:
+    """Lies in a stream that somebody owns, and goes with it. Torch's streams tell no weak reference that they go: one
+    of them pointed to memory of something else afterwards, and Python crashed at its end."""
+
+
+_held: weakref.WeakValueDictionary[tuple[int, int], _Lease] = weakref.WeakValueDictionary()
+"""Of the streams that somebody owns, by device and handle."""
 
 
 def own_stream(device: torch.device | None = None) -> torch.cuda.Stream:
@@ -86,7 +91,7 @@ def own_stream(device: torch.device | None = None) -> torch.cuda.Stream:
         for stream in (torch.cuda.Stream(device) for _ in range(STREAMS)):
             at = (stream.device_index, stream.cuda_stream)
             if at not in _held:
-                _held[at] = stream
+                _held[at] = vars(stream)["lease"] = _Lease()
                 return stream
         if look == 0:
             gc.collect()  # graphs lie in cycles with what they call: those of trainings that are over hold theirs still
