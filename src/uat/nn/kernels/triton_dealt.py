@@ -45,8 +45,8 @@ def dealt(ptr, K: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def dealt_diagonal(ptr, D: tl.constexpr, E: tl.constexpr):
-    """A matrix (D, D) with blocks of E along its diagonal, dealt in short turns. Beside them there is nothing: it is not
-    read, if no turn is longer than a block."""
+    """A matrix (D, D) with blocks of E along its diagonal, dealt in short turns. Beside them there is nothing, which is
+    not read, if no turn is longer than a block."""
     pair: tl.constexpr = 32 // ptr.dtype.element_ty.primitive_bitwidth
     groups: tl.constexpr = min(D // (4 * pair), 2)
     turn: tl.constexpr = groups * pair
