@@ -139,6 +139,7 @@ LOADED_WHEN_USED = {
             "acting",
             "attend",
             "block",
+            "dealt",
             "dropout",
             "ends",
             "gates",

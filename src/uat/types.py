@@ -377,11 +377,14 @@ class Agent(Protocol[State]):
 class Inside:
     """Worlds that are played inside a policy's kernel: four Triton functions, and what these read and write.
 
-    start(stream, live, world, T) gives where each world is at first, a number for each row.
-    look(t, at, stream, live, o, world, T) gives what the streams observe at step t, a row each, and all that the other
-    two need to know of it. note(t, seen, known, stream, live, o, world, T) writes down what belongs to that step.
-    move(t, known, stream, live, action, world, T) gives their rewards and where the worlds are then, and writes these
-    down. A stream may have several rows, which are alike.
+    start(stream, live, world, T) gives where each world is at first, a number of 32 bits for each row.
+    look(t, spot, stream, live, o, world, T, FETCH) gives what the streams observe at step t, a row each, and all that
+    the other two need to know of it (one thing or a tuple). note(t, seen, known, stream, live, o, world, T, PUT) writes
+    down what belongs to that step. move(t, known, stream, live, action, world, T) gives their rewards and where the
+    worlds are then, as `start` does, and writes these down. FETCH(ptr, mask) and PUT(ptr, x, mask) read and write
+    numbers of 32 bits without a wait for others; plain loads and stores do, too, in time.
+
+    A stream may have several rows, which are alike: they write the same. What was written is not read again.
     """
 
     start: Any

@@ -5,7 +5,7 @@ and those of the worlds.
     python -m tests.nn.compile_kernels 90 fp32 uat method.d_model=32 method.num_heads=2 _step _play
 
 Words with "=" are settings; those that start with "_" are the only kernels to compile; "gates-outside" has gates made
-by torch, in float32, as where there are many actions.
+by torch, in float32, as where there are many actions; "three" has three policies share the device.
 Prints one JSON line per kernel: name, registers per thread, bytes spilled, shared memory.
 """
 
@@ -35,6 +35,7 @@ from uat.types import Batch, Step
 POINTERS = {torch.float32: "*fp32", torch.float16: "*fp16", torch.int64: "*i64", torch.bool: "*i1"}
 PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
 EPISODES = 256
+FLAGS = ("gates-outside", "three")
 EVEN = [["tt.divisibility", 16]]
 
 
@@ -91,7 +92,7 @@ class Compiler:
 
 def main(architecture: str, precision: str, *given: str) -> None:
     changes = {name: int(value) for name, _, value in (word.partition("=") for word in given if "=" in word)}
-    methods = [word for word in given if "=" not in word and not word.startswith("_") and word != "gates-outside"]
+    methods = [word for word in given if "=" not in word and not word.startswith("_") and word not in FLAGS]
     if "gates-outside" in given:
         triton_gates.MOST_ACTIONS = 0
     compiler = Compiler(int(architecture), [word for word in given if word.startswith("_")])
@@ -104,6 +105,7 @@ def main(architecture: str, precision: str, *given: str) -> None:
         policy = build_policy(config, domain, torch.device("cpu")).train()
         assert isinstance(policy, TransformerPolicy)
         policy.fused = policy.fused_pass = True
+        policy.share_device(3 if "three" in given else 1)
         shape = (EPISODES, domain.spec.horizon)
         batch = Batch(
             obs=torch.zeros(*shape, 10),

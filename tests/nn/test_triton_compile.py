@@ -21,6 +21,7 @@ SMALL = ("method.d_model=32", "method.num_heads=2", "method.d_ff=64")
 
 DEALT = 24 * 1024
 """Most shared memory of a kernel that reads its weights, keys and values into registers: all of them are more."""
+ONLY_DEALT = (("uat", "_play"), ("uat", "three", "_play"))
 WIDE, HALF_WIDE = ("method.d_utility=256", "method.d_hidden=128"), ("method.d_utility=64", "method.d_hidden=64")
 """Gates whose weights take much of shared memory."""
 ALL = {"_step", "_play", "rows_backward", "_attend_backward", "_gates_backward", "_outers"}
@@ -32,6 +33,7 @@ ALL = {"_step", "_play", "rows_backward", "_attend_backward", "_gates_backward",
         ("90", "fp32", ("uat", *SMALL, "_step", "_play")),
         ("90", "tf32", ("uat", "gates-outside", "_project_weights")),
         ("90", "tf32", ("uat", "_play")),
+        ("90", "tf32", ("uat", "three", "_play")),
         pytest.param("90", "tf32", ("uat", *SMALL, "_step", "_play"), marks=pytest.mark.slow),
         pytest.param("90", "tf32", ("uat", *WIDE, "_step", "_play"), marks=pytest.mark.slow),
         pytest.param("80", "fp32", ("uat", *HALF_WIDE, "_step", "_play"), marks=pytest.mark.slow),
@@ -63,4 +65,4 @@ def test_kernels_compile_and_keep_to_their_registers(
     most = 4 * SPILLED if {*WIDE, *HALF_WIDE} & {*given} else SPILLED
     for kernel in kernels:
         assert kernel["spilled"] <= most, kernel
-        assert kernel["shared"] <= (DEALT if given == ("uat", "_play") else 160 * 1024), kernel
+        assert kernel["shared"] <= (DEALT if given in ONLY_DEALT else 160 * 1024), kernel

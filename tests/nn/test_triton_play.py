@@ -17,8 +17,9 @@ from uat.domains.darkroom.world import DarkRoomConfig, DarkRoomSimulator
 from uat.methods import METHODS
 from uat.methods.policy import Policy, TransformerPolicy
 from uat.methods.uat import UAT
-from uat.nn.kernels import triton_step
+from uat.nn.kernels import triton_play, triton_step
 from uat.noise import gumbel
+from uat.training.surroundings import precision
 from uat.types import Noise, Step, Trajectory
 
 DEVICE = "cuda" if CUDA else "cpu"
@@ -148,27 +149,53 @@ def test_noise_may_lie_in_any_order() -> None:
     assert torch.equal(expected.obs, found.obs)
 
 
-@pytest.mark.parametrize("method", ["uat", "vanilla"])
-def test_in_half_precision_they_are_those_of_the_fused_step(method: str) -> None:
-    simulator = room()
-    policy = build(method, simulator)
-    noise, drawn = some_noise(simulator, 3)
+@pytest.mark.parametrize(
+    ("method", "sizes", "horizon", "worlds", "beside"),
+    [
+        ("uat", {}, 4, 3, 132),
+        ("vanilla", {}, 4, 3, 132),
+        ("uat", {"d_model": 16, "num_heads": 1}, 16, 9, 60),  # as wide as a chunk is long; four streams to a program
+        ("vanilla", {"num_heads": 4, "d_ff": 256}, 18, 5, 60),  # more than a chunk
+        ("uat", {"d_model": 64, "num_heads": 4, "d_ff": 128}, 5, 5, 60),
+    ],
+)
+def test_in_half_precision_they_are_those_of_the_fused_step(
+    method: str, sizes: dict[str, int], horizon: int, worlds: int, beside: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys that were not written yet are no numbers here: none of them is read."""
+    simulator = room(horizon=horizon)
+    policy = build(method, simulator, **sizes)
+    policy.share_device(beside)
+    noise, drawn = some_noise(simulator, worlds)
     policy.fused = simulator.fused = True
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
-    try:
+    empty = triton_play._room
+
+    def poisoned(*given: Any) -> torch.Tensor:
+        past = empty(*given)
+        past[:, 0] = torch.nan
+        return past
+
+    monkeypatch.setattr(triton_play, "_room", poisoned)
+    with precision("tf32"):
         whole = rollout(policy, simulator, noise, drawn)
-        state, logits = policy.init_state(3, 4, DEVICE), []
-        for t in range(4):
+        state, logits = policy.init_state(worlds, horizon, DEVICE), []
+        for t in range(horizon):
             told = {"prev_action": whole.action[:, t - 1], "prev_reward": whole.reward[:, t - 1]}
             if t == 0:
                 told = {"prev_action": torch.full_like(whole.action[:, 0], -1), "prev_reward": whole.reward[:, 0] * 0}
             first = torch.full_like(whole.done[:, 0], t == 0)
             now, state = policy.step(state, Step(obs=whole.obs[:, t], first=first, **told))
             logits.append(now)
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
     assert torch.equal((torch.stack(logits, 1) + drawn).argmax(-1), whole.action)
+
+
+def test_noise_may_be_of_double_precision() -> None:
+    simulator = room()
+    policy = build("vanilla", simulator)
+    noise, drawn = some_noise(simulator, 2)
+    policy.fused = simulator.fused = True
+    found = [rollout(policy, simulator, noise, given).action for given in (drawn, drawn.double())]
+    assert torch.equal(*found)
 
 
 def test_whoever_plays_decides_step_by_step_in_the_same_class() -> None:

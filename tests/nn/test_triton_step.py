@@ -27,7 +27,7 @@ from uat.nn import kernels
 from uat.nn.cache import KVCache
 from uat.nn.kernels import triton_step
 from uat.nn.kernels.triton_parts import normed_at_once
-from uat.nn.kernels.triton_step import ROWS, WIDEST, served, unfit
+from uat.nn.kernels.triton_step import MOST_PASTS, ROWS, WIDEST, served, unfit
 from uat.nn.kernels.whole import room
 from uat.types import Assets, Discrete, Items, Spec, Step, Vector, Weights
 
@@ -201,6 +201,7 @@ def test_a_policy_beside_others_multiplies_in_the_shapes_that_it_has_alone(heads
         alone, among = served(streams, heads, 1), served(streams, heads, policies)
         assert alone <= among <= ROWS
         assert room(alone * heads) == room(among * heads), (streams, alone, among)
+        assert (alone <= MOST_PASTS) == (among <= MOST_PASTS), (streams, alone, among)
     assert [served(n, 4, 1) for n in (1, 256, 1024, 4096)] == [1, 2, 4, 8]
     assert [served(n, 4, 3) for n in (1, 256, 1024, 4096)] == [1, 4, 4, 8]
 

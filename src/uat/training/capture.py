@@ -82,7 +82,7 @@ class _Lease:
 
 
 _held: weakref.WeakValueDictionary[tuple[int, int], _Lease] = weakref.WeakValueDictionary()
-"""Of the streams that somebody owns, by device and handle."""
+"""Leases of the streams that somebody owns, by device and handle."""
 
 
 def own_stream(device: torch.device | None = None) -> torch.cuda.Stream:

@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from uat.nn.kernels.triton_parts import fetched_some, noted
 from uat.types import Inside, Noise, Trajectory
 
 if TYPE_CHECKING:
@@ -96,7 +95,7 @@ def _start(stream, live, world, T: tl.constexpr):
 
 
 @triton.jit
-def _look(t, position, stream, live, o, world, T: tl.constexpr):
+def _look(t, position, stream, live, o, world, T: tl.constexpr, FETCH: tl.constexpr):
     """What is observed at step t. Known: position and goal as one number, and the expert's action."""
     (_, _, obs_ptr, expert_ptr, _, _, _, _, goals, fires_ptr, coins, cells, width) = world
     at = stream * T + t
@@ -104,18 +103,18 @@ def _look(t, position, stream, live, o, world, T: tl.constexpr):
     coin = tl.load(coins + at, mask=live, other=0).to(tl.int32)
     fires = tl.load(fires_ptr + stream * (T + 1) + t, mask=live, other=0).to(tl.int32)
     spot = position * cells + goal
-    row = (fires * cells * cells + spot)[:, None] * width + o[None, :]
-    seen = fetched_some(obs_ptr + row, live[:, None] & (o < width)[None, :])
+    row = (fires * cells * cells + spot).to(tl.int64)[:, None] * width + o[None, :]
+    seen = FETCH(obs_ptr + row, live[:, None] & (o < width)[None, :])
     return seen, (spot, tl.load(expert_ptr + coin * cells * cells + spot, mask=live, other=0))
 
 
 @triton.jit
-def _note(t, seen, known, stream, live, o, world, T: tl.constexpr):
+def _note(t, seen, known, stream, live, o, world, T: tl.constexpr, PUT: tl.constexpr):
     """Writes down what was observed, and the expert's action."""
     (_, _, _, _, _, _, to_obs, to_target, _, _, _, _, width) = world
     _, target = known
     at = stream * T + t
-    noted(to_obs + at[:, None] * width + o[None, :], seen, live[:, None] & (o < width)[None, :])
+    PUT(to_obs + at[:, None] * width + o[None, :], seen, live[:, None] & (o < width)[None, :])
     tl.store(to_target + at, target, mask=live)
 
 

@@ -2,7 +2,7 @@
 (Triton).
 
 Everything is in registers, and a stream has a row for each of its heads, all alike. Warps share rows: they wait for
-each other wherever a sum runs along one, and before each product.
+each other wherever a sum runs along one, and before each product for its left factor.
 
 Shapes: D width, H heads, E head size, S capacity, F feed-forward, U utility width, L layers, A actions, J width of an
 action's embedding.
@@ -14,7 +14,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from uat.nn.kernels.triton_dealt import dealt, dealt_diagonal, dealt_keys, dealt_values, key_place, value_place
+from uat.nn.kernels.triton_dealt import (
+    COLUMNS,
+    dealt,
+    dealt_diagonal,
+    dealt_keys,
+    dealt_values,
+    key_place,
+    value_place,
+)
 from uat.nn.kernels.triton_parts import (
     LOG2_E,
     diagonal,
@@ -97,15 +105,15 @@ def _own_and_past(own_a, top_a, total_a, own_b, top_b, total_b):
 @triton.jit
 def _pasts(
     ptr, s, across, seat, seats, length, most, S,
-    D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, REAL: tl.constexpr, CHUNK: tl.constexpr, DEALT: tl.constexpr,
-    KEYS: tl.constexpr,
+    D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, REAL: tl.constexpr, CHUNK: tl.constexpr,
+    PAST_DEALT: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Keys or values of every stream, on their way."""
     found = ()
     for r in tl.static_range(REAL):
-        if DEALT and KEYS:
+        if PAST_DEALT and KEYS:
             found += (dealt_keys(ptr + r * D * CHUNK, tl.where(r < seats, most, 0), D, CHUNK),)
-        elif DEALT:
+        elif PAST_DEALT:
             found += (dealt_values(ptr + r * D * CHUNK, tl.where(r < seats, most, 0), D, CHUNK),)
         else:
             found += (_past(ptr, r, s, across, seat, seats, length, most, S, H, E, False, KEYS),)
@@ -113,9 +121,9 @@ def _pasts(
 
 
 @triton.jit
-def _arrived(pasts, REAL: tl.constexpr, DEALT: tl.constexpr):
+def _arrived(pasts, REAL: tl.constexpr, PAST_DEALT: tl.constexpr):
     found = pasts
-    if not DEALT:
+    if not PAST_DEALT:
         found = ()
         for r in tl.static_range(REAL):
             found += (late(pasts[r]),)
@@ -126,24 +134,24 @@ def _arrived(pasts, REAL: tl.constexpr, DEALT: tl.constexpr):
 def _look_at_once(
     q, k, v, keys, values_ptr, across, seat, seats, length, most, S,
     D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, REAL: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
-    DEALT: tl.constexpr, PRECISION: tl.constexpr,
+    PAST_DEALT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The same for a past of one chunk and few streams, whose keys or values registers hold: they are asked for before
     any is needed. k, v: this step's own key and value."""
     s = tl.arange(0, CHUNK)
     if REAL <= 2:
-        values = _pasts(values_ptr, s, across, seat, seats, length, most, S, D, H, E, REAL, CHUNK, DEALT, False)
-    keys = _arrived(keys, REAL, DEALT)
+        values = _pasts(values_ptr, s, across, seat, seats, length, most, S, D, H, E, REAL, CHUNK, PAST_DEALT, False)
+    keys = _arrived(keys, REAL, PAST_DEALT)
     own = q * k
     q = rounded(q, PRECISION)
     logits = times_loaded(q, keys[0], PRECISION)
     for r in tl.static_range(1, REAL):
         logits = tl.where((seat == r)[:, None], times_loaded(q, keys[r], PRECISION), logits)
     if REAL > 2:  # there are no registers for both
-        values = _pasts(values_ptr, s, across, seat, seats, length, most, S, D, H, E, REAL, CHUNK, DEALT, False)
+        values = _pasts(values_ptr, s, across, seat, seats, length, most, S, D, H, E, REAL, CHUNK, PAST_DEALT, False)
     logits = tl.where(s[None, :] < length[:, None], logits, NEVER)
     # each thread weighs its own steps; then all agree on the highest logit, and the rest is a factor
-    columns: tl.constexpr = min(CHUNK, 32)
+    columns: tl.constexpr = min(CHUNK, COLUMNS)
     wide: tl.constexpr = CHUNK // columns
     some = tl.reshape(logits, (ROWS, wide, columns // 2, 2))
     top = tl.max(tl.max(some, 3), 1)
@@ -160,7 +168,7 @@ def _look_at_once(
     weight = tl.reshape(weight * factor[:, None, :, None], (ROWS, CHUNK))
     mass, own = fade + total * exp2(higher - highest), v * fade[:, None]
     weight = rounded(weight, PRECISION)
-    values = _arrived(values, REAL, DEALT)
+    values = _arrived(values, REAL, PAST_DEALT)
     mixed = own + times_loaded(weight, values[0], PRECISION)
     for r in tl.static_range(1, REAL):
         mixed = tl.where((seat == r)[:, None], own + times_loaded(weight, values[r], PRECISION), mixed)
@@ -171,11 +179,12 @@ def _look_at_once(
 def _attend(
     q, k, v, keys, keys_ptr, values_ptr, key_cell, value_cell, mine, across, seat, seats, length, most, S,
     D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, REAL: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
-    STAGES: tl.constexpr, SINGLE: tl.constexpr, AT_ONCE: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr, SINGLE: tl.constexpr, AT_ONCE: tl.constexpr, PAST_DEALT: tl.constexpr, EVEN: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What each row's head finds in the past and the present, times the sum of weights; that sum. This step's key and
     value go to the cache, where they are `mine`. AT_ONCE: `keys` are on their way."""
-    if AT_ONCE and EVEN:
+    if PAST_DEALT:
         put(keys_ptr + key_cell, rounded(k, PRECISION), mine)
         put(values_ptr + value_cell, rounded(v, PRECISION), mine)
     else:
@@ -184,7 +193,7 @@ def _attend(
     if AT_ONCE:
         mass, mixed = _look_at_once(
             q, k, v, keys, values_ptr, across, seat, seats, length, most,
-            S, D, H, E, REAL, ROWS, CHUNK, EVEN, PRECISION,
+            S, D, H, E, REAL, ROWS, CHUNK, PAST_DEALT, PRECISION,
         )  # fmt: skip
     else:  # its own key and value first, then the past
         top, mass, mixed = tl.sum(q * k, 1), tl.full((ROWS,), 1.0, tl.float32), v
@@ -304,14 +313,14 @@ def think(
     PRECISION: tl.constexpr, OUTSIDE: tl.constexpr, U: tl.constexpr,
 ):  # fmt: skip
     """All layers and the last norm: h of this step. Its keys and values go to the cache; length: the steps before it.
-    EVEN: as many for all. DEALT: matrices lie as threads take them, and registers hold those on their way; where a past
-    is looked at AT_ONCE and EVEN, so does it."""
+    EVEN: as many for all. DEALT: matrices lie as threads take them, and registers hold those on their way."""
     f, u = tl.arange(0, F), tl.arange(0, U)
     most, seats = tl.max(length, 0), B - start
     head = (row % H)[:, None] == d[None, :] // E  # which entries of a row are of its own head
     mine = head & live[:, None]
     across = (d // E) * S * E + d % E
-    if AT_ONCE and EVEN:
+    PAST_DEALT: tl.constexpr = AT_ONCE and EVEN
+    if PAST_DEALT:
         key_cell = seat[:, None] * D * CHUNK + key_place(d[None, :], length[:, None], D, CHUNK)
         value_cell = seat[:, None] * D * CHUNK + value_place(d[None, :], length[:, None], D)
     else:
@@ -352,7 +361,7 @@ def think(
             q = _projected(y, rho, for_q, PRECISION, UTILITY)
             if AT_ONCE:
                 s = tl.arange(0, CHUNK)
-                keys = _pasts(keys_ptr, s, across, seat, seats, length, most, S, D, H, E, REAL, CHUNK, EVEN, True)
+                keys = _pasts(keys_ptr, s, across, seat, seats, length, most, S, D, H, E, REAL, CHUNK, PAST_DEALT, True)
             k = _projected(y, g, for_k, PRECISION, UTILITY)
             v = _projected(y, g, for_v, PRECISION, UTILITY)
             w_out = dealt(rest, D, D)
@@ -381,7 +390,7 @@ def think(
         mass, mixed = _attend(
             tl.where(head, q * (SCALE * LOG2_E), 0.0), k, v, keys, keys_ptr, keys_ptr + all_keys, key_cell, value_cell,
             mine, across, seat, seats, length, most, S,
-            D, H, E, REAL, ROWS, CHUNK, STAGES, SINGLE, AT_ONCE, EVEN, PRECISION,
+            D, H, E, REAL, ROWS, CHUNK, STAGES, SINGLE, AT_ONCE, PAST_DEALT, EVEN, PRECISION,
         )  # fmt: skip
         if DEALT:
             w_up = dealt(up, D, F)
@@ -409,6 +418,7 @@ def think(
         x += change + down_b[None, :]
         keys_ptr += 2 * all_keys
         w += each
+    # asked for once more: what a loop hands over would be spread over threads in another way
     return normed_at_once(x, fetched(vectors + d), fetched(vectors + D + d), D, PRECISION)
 
 

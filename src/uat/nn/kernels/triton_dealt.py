@@ -2,7 +2,7 @@
 
 The right factor of a product on tensor cores is spread over a program's threads in a fixed way: of a block of 8 or 16
 rows, each thread has a few entries of one column. Where a matrix lies in that order, each thread reads its share with
-few wide loads straight into the registers that the product takes: no shared memory, and no warp waits for another.
+few wide loads straight into the registers that the product takes: no shared memory, and no wait for other warps.
 Should a compiler spread it otherwise, the numbers come out the same, only later.
 
 Weights are read past the multiprocessor's own cache (".cg"): each is read once a step, and all of them would drive out
@@ -46,7 +46,7 @@ def dealt(ptr, K: tl.constexpr, N: tl.constexpr):
 @triton.jit
 def dealt_diagonal(ptr, D: tl.constexpr, E: tl.constexpr):
     """A matrix (D, D) with blocks of E along its diagonal, dealt in short turns. Beside them there is nothing, which is
-    not read, if no turn is longer than a block."""
+    not read where blocks are of 16 rows, or twice or four times as many."""
     pair: tl.constexpr = 32 // ptr.dtype.element_ty.primitive_bitwidth
     groups: tl.constexpr = min(D // (4 * pair), 2)
     turn: tl.constexpr = groups * pair
@@ -72,7 +72,7 @@ def _gathered(found, K: tl.constexpr, N: tl.constexpr, GROUPS: tl.constexpr, PAI
 @triton.jit
 def dealt_keys(ptr, most, D: tl.constexpr, S: tl.constexpr):
     """Keys (D, S) of the steps before `most`; nothing beyond."""
-    groups: tl.constexpr = min(D // 8, 4)
+    groups: tl.constexpr = min(D // 8, 4)  # as in `key_place`
     columns: tl.constexpr = min(S, COLUMNS)
     who = tl.arange(0, D * S // (2 * groups))
     at = who[:, None] * (2 * groups) + tl.arange(0, 2 * groups)[None, :]

@@ -88,6 +88,7 @@ def write(ptr, x, mask):
 def fetched(ptr):
     """The 32-bit numbers that lie there, read by the threads that need them. A plain load is shared out for the sake of
     memory, and its numbers go through shared memory to where they are needed."""
+    tl.static_assert(ptr.dtype.element_ty.primitive_bitwidth == 32)
     if NATIVE:
         return tl.inline_asm_elementwise(
             "ld.global.b32 $0, [$1];", "=r,l", [ptr.to(tl.int64)], dtype=ptr.dtype.element_ty, is_pure=False, pack=1
@@ -98,6 +99,7 @@ def fetched(ptr):
 @triton.jit
 def fetched_some(ptr, mask):
     """The same; nothing where the mask is False."""
+    tl.static_assert(ptr.dtype.element_ty.primitive_bitwidth == 32)
     if NATIVE:
         return tl.inline_asm_elementwise(
             "{ .reg .pred p; setp.ne.s32 p, $2, 0; mov.b32 $0, 0; @p ld.global.b32 $0, [$1]; }", "=r,l,r",
@@ -107,21 +109,10 @@ def fetched_some(ptr, mask):
 
 
 @triton.jit
-def noted(ptr, x, mask):
-    """32-bit numbers put there by the threads that have them."""
-    if NATIVE:
-        tl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.ne.s32 p, $3, 0; @p st.global.b32 [$2], $1; mov.b32 $0, 0; }", "=r,r,l,r",
-            [x, ptr.to(tl.int64), mask.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
-    else:
-        tl.store(ptr, x, mask=mask)
-
-
-@triton.jit
 def put(ptr, x, mask):
-    """Half-precision numbers put there by the threads that have them; the same for a plain store. Neighbours in a row
-    are two to a register."""
+    """Half-precision numbers put there by the threads that have them, where a plain store would be shared out as well.
+    Neighbours in a row are two to a register."""
+    tl.static_assert(ptr.dtype.element_ty.primitive_bitwidth == 16)
     if NATIVE:
         tl.inline_asm_elementwise(
             """{
@@ -132,6 +123,19 @@ def put(ptr, x, mask):
             mov.b32 $0, 0;
             }""",
             "=r,r,l,l,r,r", [x, ptr.to(tl.int64), mask.to(tl.int32)], dtype=tl.float16, is_pure=False, pack=2,
+        )  # fmt: skip
+    else:
+        tl.store(ptr, x, mask=mask)
+
+
+@triton.jit
+def put_wide(ptr, x, mask):
+    """The same for 32-bit numbers."""
+    tl.static_assert(ptr.dtype.element_ty.primitive_bitwidth == 32)
+    if NATIVE:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.s32 p, $3, 0; @p st.global.b32 [$2], $1; mov.b32 $0, 0; }", "=r,r,l,r",
+            [x, ptr.to(tl.int64), mask.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
         )  # fmt: skip
     else:
         tl.store(ptr, x, mask=mask)

@@ -35,7 +35,7 @@ from uat.nn.kernels.triton_acting import (
     scoring,
     think,
 )
-from uat.nn.kernels.triton_parts import shares
+from uat.nn.kernels.triton_parts import fetched_some, put_wide, shares
 from uat.nn.kernels.triton_step import WIDEST, Packed, arguments, at_once, observed, pack, served, told
 from uat.nn.utility import UtilityGates
 from uat.types import Inside, Spec, Step, Vector
@@ -61,7 +61,7 @@ def fused_play(
     steps, c, positions = spec.horizon, backbone.config, backbone.positions
     backbone.check_range(steps)
     packed, real = pack(backbone, utility), served(streams, c.num_heads, backbone.beside)
-    past = _past(backbone, packed, streams, steps, real)
+    past = _room(backbone, packed, streams, steps, real)
     action_BT = torch.empty(streams, steps, dtype=torch.long, device=positions.device)
     nothing = Step(  # the kernel makes its own: of a step only the widths count here
         obs=positions.new_empty(0, cast(Vector, spec.obs).width),
@@ -70,7 +70,7 @@ def fused_play(
         first=positions.new_empty(0, dtype=torch.bool),
     )
     heard = {} if utility is None else told(utility, nothing, positions, packed)
-    gumbel_BTA = None if gumbel_BTA is None else gumbel_BTA.contiguous()
+    gumbel_BTA = None if gumbel_BTA is None else gumbel_BTA.float().contiguous()
     given = arguments(backbone, packed, past, observed(backbone, nothing.obs), heard, head, real, gumbel_BTA)
     unused = ("obs_ptr", "action_ptr", "reward_ptr", "ubar_ptr", "UBAR")
     cast(Any, _play)[(shares(streams, real),)](
@@ -81,13 +81,13 @@ def fused_play(
     return action_BT
 
 
-def _past(backbone: Transformer, packed: Packed, streams: int, steps: int, real: int) -> Tensor:
-    """Room for keys and values, (L, 2, B, H, S, E). Where they are dealt it holds a whole chunk, and values are numbers
-    from the start: some that are not there yet are read, and weigh nothing."""
-    c, dealt = backbone.config, at_once(packed, steps, real)
-    shape = (c.num_layers, 2, streams, c.num_heads, triton_step.CHUNK if dealt else steps, c.d_model // c.num_heads)
+def _room(backbone: Transformer, packed: Packed, streams: int, steps: int, real: int) -> Tensor:
+    """For keys and values, (L, 2, B, H, S, E). Where they are dealt it holds a whole chunk, and values are numbers from
+    the start: some that are not there yet are read, and weigh nothing."""
+    c, whole = backbone.config, at_once(packed, steps, real)
+    shape = (c.num_layers, 2, streams, c.num_heads, triton_step.CHUNK if whole else steps, c.d_model // c.num_heads)
     past = packed.matrices.new_empty(shape)
-    if dealt:
+    if whole:
         past[:, 1].zero_()
     return past
 
@@ -121,14 +121,14 @@ def _play(
         to_score = scoring(head_w, head_b, d, a, A, D)
         if UTILITY:
             to_hear = hearing(w1_ptr, w2_ptr, regime_ptr, d, J, J_ROOM, HIDDEN, U)
-    at = START(stream, live, world, T)
+    spot = START(stream, live, world, T)
     for t in tl.range(0, T, num_stages=1):
         # what takes longest to come is asked for first
         drawn = draw(gumbel_ptr + t * A, gumbel_stride, stream, live[:, None], a, A, SAMPLED)
         said = tl.zeros((ROWS, J_ROOM), tl.float32)
         if UTILITY and IDS:
             said = look_up(action, table_ptr, tl.arange(0, J_ROOM), J)
-        seen, known = LOOK(t, at, stream, live, o, world, T)
+        seen, known = LOOK(t, spot, stream, live, o, world, T, fetched_some)
         now, rho = ubar, ubar
         if UTILITY:
             now, ubar, rho = hear(
@@ -140,7 +140,7 @@ def _play(
         x = embed(seen, weight, bias, encode_w, d, D, ENCODE, OUTSIDE)
         position = tl.load(position_ptr + tl.minimum(t, POSITIONS - 1) * D + d)
         x = place(x, position[None, :], norm_w, norm_b, d, D, PRECISION)
-        NOTE(t, seen, known, stream, live, o, world, T)
+        NOTE(t, seen, known, stream, live, o, world, T, put_wide)
         x = think(
             x, now, rho, length, seat, start, live, row, d,
             matrices_ptr, vectors_ptr, token_ptr, kv_ptr, B, S, KV,
@@ -150,6 +150,6 @@ def _play(
         logits = score(x, to_score if once else scoring(head_w, head_b, d, a, A, D), OUTSIDE)
         action = pick(logits, drawn, a, A, SAMPLED)
         tl.store(to_action + stream * T + t, action.to(tl.int64), mask=live & (row % H == 0))
-        reward, at = MOVE(t, known, stream, live, action, world, T)
+        reward, spot = MOVE(t, known, stream, live, action, world, T)
         reward *= REWARDS
-        tl.debug_barrier()  # keys, values and the world as they are now are read by others in the next step
+        tl.debug_barrier()  # keys and values of this step are read by others in the next

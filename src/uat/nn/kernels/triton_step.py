@@ -13,6 +13,7 @@ U is filled up with zeros to a size that matrix products take; UBAR of them are 
 # pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple, cast
 
@@ -99,34 +100,56 @@ def unfit(backbone: Transformer, utility: UtilityGates | None) -> str | None:
 
 @torch.no_grad()
 def pack(backbone: Transformer, utility: UtilityGates | None) -> Packed:
-    """The weights as they are now."""
+    """The weights as they are now, by a few launches: this happens in each rollout."""
     c, half = backbone.config, rounding() == "half"
-    dealt = half and c.d_model <= 64 and c.d_model * c.d_ff <= HELD
+    dealt, gated = half and c.d_model <= 64 and c.d_model * c.d_ff <= HELD, False
     matrices: list[Tensor] = []
     vectors: list[Tensor] = []
     for block in backbone.blocks:
         assert isinstance(block, Block)
         a, (ff1, _, ff2) = block.attention, block.ff
         weight, bias = projections(a.project)
-        rest = [a.out.weight, cast(Tensor, ff1.weight), cast(Tensor, ff2.weight)]
-        if dealt:
-            diagonals = () if bias is None else (torch.block_diag(*part) for part in bias)
-            matrices += [deal(part, narrow=True) for part in weight.split(c.d_model)]
-            matrices += [deal(part, narrow=True, short=True) for part in diagonals]
-            matrices += [deal(part, narrow=True) for part in rest]
-        else:
-            matrices += [weight, *([] if bias is None else [bias]), *rest]
+        gated = bias is not None
+        matrices += [weight, *([] if bias is None else [bias]), a.out.weight, cast(Tensor, ff1.weight)]
+        matrices.append(cast(Tensor, ff2.weight))
         vectors += [block.attention_norm.weight, block.attention_norm.bias, a.out.bias]
         vectors += [block.ff_norm.weight, block.ff_norm.bias, cast(Tensor, ff2.bias), cast(Tensor, ff1.bias)]
     vectors += [backbone.last_norm.weight, backbone.last_norm.bias]
-    packed = torch.cat([part.flatten() for part in matrices])
+    if dealt:
+        matrices.append(backbone.positions.new_zeros(1))  # beside diagonals
+    packed, told = torch.cat([part.flatten() for part in matrices]), None if utility is None else feedback(utility)
     if half:
         most = torch.finfo(torch.float16).max
         packed = packed.clamp(-most, most).half()
-    told = None if utility is None else feedback(utility)
-    if told is not None and dealt and told.token[: c.d_model].numel() <= SMALL.value:
-        told = told._replace(token=torch.cat([deal(part) for part in told.token.split(c.d_model)]))
+    if dealt:
+        order = _order(c.d_model, c.d_ff, c.num_heads, c.num_layers, gated, packed.device)
+        packed = packed[order]
+        if told is not None and c.d_model * told.token.shape[1] <= SMALL.value:
+            token = told.token.flatten()[_token_order(c.d_model, c.num_layers, told.token.shape[1], packed.device)]
+            told = told._replace(token=token)
     return Packed(packed, torch.cat([part.flatten() for part in vectors]), told, dealt)
+
+
+@functools.cache
+def _order(d: int, f: int, heads: int, layers: int, gated: bool, device: torch.device) -> Tensor:
+    """Of each number of the matrices as they are dealt, its place where they lie side by side; the place after the last
+    stands for the nothing beside diagonals."""
+    square, each = d * d, d // heads
+    sizes = [6 * square, 3 * d * each, square, f * d, d * f] if gated else [3 * square, 0, square, f * d, d * f]
+    total = sum(sizes)
+    weight, u, out, up, down = torch.arange(1, total + 1).split(sizes)
+    parts = [deal(part, narrow=True) for part in weight.view(-1, d).split(d)]
+    parts += [deal(torch.block_diag(*part), narrow=True, short=True) for part in u.view(-1, heads, each, each)]
+    parts += [deal(part, narrow=True) for part in (out.view(d, d), up.view(f, d), down.view(d, f))]
+    order = torch.cat(parts) - 1
+    places = [torch.where(order < 0, layers * total, order + layer * total) for layer in range(layers)]
+    return torch.cat(places).to(device)
+
+
+@functools.cache
+def _token_order(d: int, layers: int, width: int, device: torch.device) -> Tensor:
+    numbers = torch.arange(layers * d * width).view(layers * d, width)
+    return torch.cat([deal(part) for part in numbers.split(d)]).to(device)
 
 
 def fused_step(
@@ -172,14 +195,15 @@ def rounding() -> str:
 def served(streams: int, heads: int, policies: int) -> int:
     """Streams that a program serves: as many as give each multiprocessor a program; where that were more rows than a
     product has at least, two. Where several policies act side by side they share two programs per multiprocessor, and
-    each serves more streams, but no more than leave all products their shapes: sums in another order would let a policy
-    act otherwise here and there than it does alone."""
+    each serves more streams, but no more than leave all products their shapes, and attention its way: sums in another
+    order would let a policy act otherwise here and there than it does alone."""
     alone = _among(streams, PROGRAMS)
     if alone * heads > ROWS:
         alone = max(1, ROWS // heads, min(_among(streams, 2 * PROGRAMS), MOST_ROWS // heads))
     if policies == 1:
         return alone
-    return max(alone, min(_among(streams, max(1, 2 * PROGRAMS // policies)), room(alone * heads) // heads))
+    most = min(room(alone * heads) // heads, MOST_PASTS if alone <= MOST_PASTS else ROWS)
+    return max(alone, min(_among(streams, max(1, 2 * PROGRAMS // policies)), most))
 
 
 def _among(streams: int, programs: int) -> int:
@@ -210,7 +234,8 @@ def _launch(
         "HEAD": head is not None,
         "MASKED": allowed is not None,
     }
-    reads = arguments(backbone, cache.packed, cache.kv_L2BHSE, seen, told, head, real, gumbel_BA)
+    drawn_BA = None if gumbel_BA is None else gumbel_BA.float()
+    reads = arguments(backbone, cache.packed, cache.kv_L2BHSE, seen, told, head, real, drawn_BA)
     cast(Any, _step)[(shares(streams, real),)](**reads, **given)
     return out, choice_B
 
