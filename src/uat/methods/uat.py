@@ -128,6 +128,7 @@ class UAT(TransformerPolicy):
         return super().decide(state, step, gumbel_BA)
 
     def play(self, simulator: Any, noise: Noise, gumbel_BTA: Tensor | None = None) -> Trajectory:
+        """Said in the class that says `step` and `decide`, as `plays` asks for."""
         return self._play(simulator, noise, gumbel_BTA)
 
     def _fused(self, state: UATState, step: Step, gumbel_BA: Tensor | None = None) -> tuple[Tensor, Tensor | None]:

@@ -55,6 +55,7 @@ class Vanilla(TransformerPolicy):
         return super().decide(state, step, gumbel_BA)
 
     def play(self, simulator: Any, noise: Noise, gumbel_BTA: Tensor | None = None) -> Trajectory:
+        """Said in the class that says `step` and `decide`, as `plays` asks for."""
         return self._play(simulator, noise, gumbel_BTA)
 
     def trace(self, batch: Batch) -> Trace:
