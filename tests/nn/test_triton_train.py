@@ -100,6 +100,16 @@ def test_a_pass_without_gates_leaves_those_of_a_gated_backbone_alone() -> None:
         torch.testing.assert_close(grad, fast_grads[name], rtol=1e-3, atol=1e-3 * float(grad.abs().max()), msg=name)
 
 
+def test_second_derivatives_are_refused() -> None:
+    """They would be those of the head alone."""
+    policy, batch = build("uat", SMALL, 20), some_batch(1, 2)
+    policy.fused_pass = True
+    loss = policy.head.nll(policy.features(batch), batch.target).sum()
+    gradients = torch.autograd.grad(loss, list(policy.parameters()), create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        torch.stack([gradient.square().sum() for gradient in gradients]).sum().backward()
+
+
 @pytest.mark.parametrize(("method", "width"), [("uat", 4), ("uat", 20), ("uat-linear", 4)])
 def test_the_same_for_utilities_of_any_width(method: str, width: int) -> None:
     check(build(method, {**SMALL, "d_utility": width, "d_hidden": 24}, 20), some_batch(2, 5), 1e-4)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from uat.nn.blocks import Block, Transformer
 from uat.nn.cache import KVCache
@@ -77,7 +78,8 @@ class PresentAttention(torch.autograd.Function):
         return F.scaled_dot_product_attention(q_BH1E, keys, values, attn_mask=mask)
 
     @staticmethod
-    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
+    @once_differentiable
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (dh_BH1E,) = outputs
         (q_BH1E,) = ctx.saved_tensors
         keys_BHSE, values_BHSE, mask, slot_B = ctx.memory

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 AT_ONCE = 1 << 22
 """Logits that may exist at one time: 16 MB in float32, which a CPU is also fastest with."""
@@ -52,7 +53,8 @@ class LinearCrossEntropy(torch.autograd.Function):
         return loss_R.masked_fill_(target_R < 0, 0.0)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         h_RD, weight_AD, bias_A, target_R, norm_R = ctx.saved_tensors
         grad_R = grads[0].masked_fill(target_R < 0, 0.0)
         to_h_RD = torch.empty_like(h_RD)

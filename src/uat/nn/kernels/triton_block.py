@@ -26,6 +26,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from uat.nn.blocks import Block
 from uat.nn.kernels.triton_attend import attend, attend_backward
@@ -132,6 +133,7 @@ class FusedBlocks(torch.autograd.Function):
         return x
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dx: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         (gates, seed, laid, *rest), count, precision, peak = ctx.saved_tensors, ctx.blocks, ctx.precision, ctx.peak
         norms, each = rest[: 2 * count], len(Kept._fields)

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from uat.nn.kernels.triton_parts import dropped, shares
 
@@ -27,6 +28,7 @@ class FusedDropout(torch.autograd.Function):
         return _launch(x, seed, share)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         return _launch(dy, ctx.saved_tensors[0], ctx.share), None, None
 

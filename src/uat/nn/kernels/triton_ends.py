@@ -10,6 +10,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from uat.nn.kernels.triton_outer import added, outers_alone
 from uat.nn.kernels.triton_parts import norm_backward, norm_rows, read, shares, standardised, write
@@ -40,6 +41,7 @@ class FusedNorm(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight = ctx.saved_tensors
         dx, (rows, d) = torch.empty_like(x), x.shape
@@ -60,6 +62,7 @@ class FusedLinear(torch.autograd.Function):
         return F.linear(x, weight, bias).float()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight = ctx.saved_tensors
         dy = dy.contiguous()

@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from uat.nn.kernels.triton_outer import added
 from uat.nn.kernels.triton_parts import enlarged, exp2, read, tanh, times, times_loaded, times_some, write
@@ -61,6 +62,7 @@ class FusedGates(torch.autograd.Function):
         return gates
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dgates: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         action, reward, *weights = ctx.saved_tensors
         (episodes, steps), counts = action.shape, [w.numel() for w in weights]
