@@ -145,6 +145,7 @@ LOADED_WHEN_USED = {
             "gates",
             "outer",
             "parts",
+            "past",
             "play",
             "rows",
             "step",

@@ -162,7 +162,7 @@ def test_noise_may_lie_in_any_order() -> None:
 def test_in_half_precision_they_are_those_of_the_fused_step(
     method: str, sizes: dict[str, int], horizon: int, worlds: int, beside: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keys that were not written yet are no numbers here: none of them is read."""
+    """Keys that were not written yet are no numbers here, and do not matter."""
     simulator = room(horizon=horizon)
     policy = build(method, simulator, **sizes)
     policy.share_device(beside)
