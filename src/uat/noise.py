@@ -6,7 +6,9 @@ result. The generator is SplitMix64 (Steele, Lea and Flood 2014), one stream per
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import importlib.util
 
 import torch
 from torch import Tensor
@@ -24,10 +26,12 @@ def derive(seed: int, *names: str | int) -> int:
 
 def uniform(seed: int, name: str, ids_B: Tensor, count: int) -> Tensor:
     """(B, count) float64 in the open interval (0, 1)."""
-    key_B = _mix(_mix(ids_B.long() + derive(seed, name)))
-    counter = torch.arange(1, count + 1, device=ids_B.device) * GOLDEN
-    bits = _mix(key_B[:, None] + counter)
-    return (_shift_right(bits, 12).double() + 0.5) * 2.0**-52
+    key, ids_B = derive(seed, name), ids_B.long()
+    if ids_B.is_cuda and _compiles(ids_B.device):
+        from uat.noise_kernel import fused_uniform
+
+        return fused_uniform(key, ids_B, count)
+    return _uniform(key, ids_B, count)
 
 
 def integers(seed: int, name: str, ids_B: Tensor, count: int, below: int) -> Tensor:
@@ -38,6 +42,22 @@ def integers(seed: int, name: str, ids_B: Tensor, count: int, below: int) -> Ten
 def gumbel(seed: int, name: str, ids_B: Tensor, count: int) -> Tensor:
     """(B, count) standard Gumbel noise: arg-max of logits + noise samples from their softmax."""
     return -torch.log(-torch.log(uniform(seed, name, ids_B, count)))
+
+
+def _uniform(key: int, ids_B: Tensor, count: int) -> Tensor:
+    """The slow twin of `noise_kernel.fused_uniform`."""
+    key_B = _mix(_mix(ids_B + key))
+    counter = torch.arange(1, count + 1, device=ids_B.device) * GOLDEN
+    bits = _mix(key_B[:, None] + counter)
+    return (_shift_right(bits, 12).double() + 0.5) * 2.0**-52
+
+
+@functools.cache
+def _compiles(device: torch.device) -> bool:
+    """Whether Triton is there, and this GPU one that it serves."""
+    if torch.version.hip is not None or importlib.util.find_spec("triton") is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -89,5 +89,6 @@ def _walk(size: int, seed: int, world_W: Tensor, stages: int) -> Tensor:
 def _fold(at: Tensor, size: int) -> Tensor:
     """Cells of (..., 2) unbounded coordinates, mirrored at the walls: -1 is 1, and `size` is size - 2."""
     period = 2 * (size - 1)
-    inside = torch.minimum(at % period, period - at % period)
+    at = at % period
+    inside = torch.minimum(at, period - at)
     return inside[..., 0] * size + inside[..., 1]
