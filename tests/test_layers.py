@@ -14,7 +14,8 @@ import uat
 ROOT = Path(uat.__file__).parent
 MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
-    "noise": set(),
+    "noise_kernel": set(),
+    "noise": {"noise_kernel"},
     "nn": {"types"},
     "methods": {"types", "nn", "noise", "acting"},
     "data": {"types", "noise"},
@@ -26,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": {"types", "methods", "domains", "feedback"},
     "recipes": {"types", "methods", "domains", "config"},
     "runs": {"types", "methods", "domains", "config"},
-    "training": {"types", "noise", "methods", "domains", "acting", "config", "recipes", "runs"},
+    "training": {"types", "noise", "nn", "methods", "domains", "acting", "config", "recipes", "runs"},
     "evaluation": {
         "types",
         "noise",
@@ -137,12 +138,15 @@ LOADED_WHEN_USED = {
         f"nn/kernels/triton_{part}.py": {"triton"}
         for part in (
             "acting",
+            "adam",
             "attend",
             "block",
             "dealt",
             "dropout",
+            "embed",
             "ends",
             "gates",
+            "nll",
             "outer",
             "parts",
             "past",
@@ -150,8 +154,10 @@ LOADED_WHEN_USED = {
             "rows",
             "step",
             "train",
+            "weights",
         )
     },
+    "noise_kernel.py": {"triton"},
     "domains/darkroom/kernel.py": {"triton"},
     "domains/sepsis/kernel.py": {"triton"},
     "data/markets/files.py": {"polars"},

@@ -28,7 +28,9 @@ from triton.runtime.jit import JITFunction
 from uat.config import override
 from uat.methods.policy import TransformerPolicy
 from uat.nn.kernels import triton_block, triton_gates
+from uat.nn.kernels.triton_adam import fused_adam
 from uat.recipes import recipe
+from uat.training.optimizing import build_optimizer
 from uat.training.trainer import build_policy
 from uat.types import Batch, Step
 
@@ -114,7 +116,10 @@ def main(architecture: str, precision: str, *given: str) -> None:
             target=torch.zeros(shape, dtype=torch.long),
             valid=torch.ones(shape, dtype=torch.bool),
         )
-        policy.features(batch).sum().backward()
+        policy.loss(batch)["imitation"][0].backward()
+        for p in policy.parameters():
+            p.grad = torch.zeros_like(p)
+        fused_adam(build_optimizer(policy, config.train), config.train.clip)
         told = {name: getattr(batch, name)[:, 0] for name in ("obs", "prev_action", "prev_reward")}
         state = policy.init_state(EPISODES, domain.spec.horizon, "cpu")
         policy.decide(state, Step(**told, first=batch.valid[:, 0]), torch.zeros(EPISODES, 5))

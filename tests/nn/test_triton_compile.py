@@ -24,14 +24,24 @@ DEALT = 24 * 1024
 ONLY_DEALT = (("uat", "_play"), ("uat", "three", "_play"))
 WIDE, HALF_WIDE = ("method.d_utility=256", "method.d_hidden=128"), ("method.d_utility=64", "method.d_hidden=64")
 """Gates whose weights take much of shared memory."""
-ALL = {"_step", "_play", "rows_backward", "_attend_backward", "_gates_backward", "_outers"}
+ALL = {
+    "_step",
+    "_play",
+    "rows_backward",
+    "_attend_backward",
+    "_gates_backward",
+    "_weights",
+    "_nll_backward",
+    "_embed_backward",
+    "_adam",
+}
 
 
 @pytest.mark.parametrize(
     ("architecture", "precision", "given"),
     [
         ("90", "fp32", ("uat", *SMALL, "_step", "_play")),
-        ("90", "tf32", ("uat", "gates-outside", "_project_weights")),
+        ("90", "tf32", ("uat", "gates-outside", "_weights")),
         ("90", "tf32", ("uat", "_play")),
         ("90", "tf32", ("uat", "three", "_play")),
         pytest.param("90", "tf32", ("uat", *SMALL, "_step", "_play"), marks=pytest.mark.slow),

@@ -21,7 +21,7 @@ from uat.methods import METHODS
 from uat.methods.policy import TransformerPolicy
 from uat.nn.kernels import triton_outer
 from uat.nn.kernels.triton_dropout import fused_dropout
-from uat.nn.kernels.triton_outer import added, outers_alone
+from uat.nn.kernels.triton_outer import added, outer
 from uat.nn.kernels.triton_parts import dropped, kept
 from uat.nn.kernels.triton_train import fused_attend
 from uat.types import Batch, Discrete, Spec, Vector
@@ -249,7 +249,7 @@ def test_the_stated_share_is_dropped_and_the_mean_kept(share: float) -> None:
 def test_sums_over_rows_of_half_precision_are_float32() -> None:
     """What two hundred rows of 1,500 add up to is no number of half precision."""
     a, b = torch.full((200, 24), 1500.0, device=DEVICE).half(), torch.randn(200, 40, device=DEVICE).half()
-    [(product, total)] = outers_alone([(a, b)], splits=2, precision="half")
+    product, total = outer(a, b, splits=2, precision="half")
     assert torch.allclose(total, torch.full((24,), 300_000.0, device=DEVICE))
     assert torch.allclose(product, a.float().T @ b.float(), rtol=1e-4, atol=1.0)
 

@@ -216,6 +216,14 @@ class TransformerPolicy(Policy):
         action_BT = kernels.fused_play(self.backbone, self.gates, self.head, self.spec, streams, world, gumbel_BTA)
         return world.trajectory(action_BT)
 
+    def loss(self, batch: Batch) -> Losses:
+        if self.fused_pass and self.training and batch.allowed is None:
+            summed = kernels.fused_nll(self.head, h_BTD := self.features(batch), batch.target, batch.valid)
+            if summed is None:
+                summed = masked_sum(self.head.nll(h_BTD, batch.target), batch.valid)
+            return {"imitation": summed}
+        return super().loss(batch)
+
     def fuse(self) -> str | None:
         reason = kernels.unfit(self.backbone, self.gates)
         self.fused = reason is None

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from uat.config import TrainConfig
 from uat.methods import Phase, Policy
+from uat.nn import kernels
 from uat.training.ranks import ALONE, Ranks
 from uat.types import Batch
 
@@ -65,8 +66,11 @@ def optimize(
     learnt = [p for p in parameters if p.grad is not None]
     for p, gradient in zip(learnt, ranks.sum([p.grad for p in learnt if p.grad is not None]), strict=True):
         p.grad = gradient
-    norm = nn.utils.clip_grad_norm_(parameters, clip)
-    optimizer.step()
+    if kernels.can_descend(optimizer):
+        norm = kernels.fused_adam(optimizer, clip)
+    else:
+        norm = nn.utils.clip_grad_norm_(parameters, clip)
+        optimizer.step()
     if phase.after_step is not None:
         with torch.no_grad():
             phase.after_step()

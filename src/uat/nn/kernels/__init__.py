@@ -54,6 +54,15 @@ def fused_attend(backbone: Transformer, x_BTD: Tensor) -> Tensor:
     return fused(backbone, x_BTD)
 
 
+def fused_nll(head: Head, h_BTD: Tensor, target_BT: Tensor, valid_BT: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The sum of -log π(target) over real steps, and how many there are, by Triton; None: this head is none for it."""
+    from uat.nn.kernels import triton_nll
+
+    if not triton_nll.fits(head, h_BTD):
+        return None
+    return triton_nll.fused_nll(head, h_BTD, target_BT, valid_BT)
+
+
 def pack(backbone: Transformer, utility: UtilityGates | None) -> Any:
     """The weights as the fused step reads them."""
     from uat.nn.kernels.triton_step import pack as side_by_side
@@ -116,3 +125,20 @@ def fused_dropout(x: Tensor, seed: Tensor, share: float) -> Tensor:
     from uat.nn.kernels.triton_dropout import fused_dropout as fused
 
     return fused(x, seed, share)
+
+
+def can_descend(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `fused_adam` takes a step of this optimizer."""
+    on_cuda = optimizer.param_groups[0]["params"][0].is_cuda
+    if not on_cuda or importlib.util.find_spec("triton") is None:
+        return False
+    from uat.nn.kernels.triton_adam import fits
+
+    return fits(optimizer)
+
+
+def fused_adam(optimizer: torch.optim.Optimizer, clip: float) -> Tensor:
+    """A step of Adam along the clipped gradient, and the gradient's norm () before clipping, by Triton."""
+    from uat.nn.kernels.triton_adam import fused_adam as fused
+
+    return fused(optimizer, clip)

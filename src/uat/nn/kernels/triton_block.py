@@ -5,8 +5,7 @@ kernels, beside `_lay`, which copies the weights: attention (`triton_attend.py`)
 its own from one attention to the next (`triton_rows.py`).
 
 Backwards each has a twin that gives the gradients of what came in, row by row. Gradients of weights are sums over all
-rows: `_outers` and `_project_weights` share the rows out among programs, and `added` adds up what they found, in a
-fixed order, so that a step repeated gives the same bits. The products W^u y are worked out again instead of being kept.
+rows, and come last (`triton_weights.py`). All is added up in a fixed order: a step repeated gives the same bits.
 
 Where products are of half precision, so is what is kept for the way back, and gradients on their way; these are
 `enlarged` meanwhile. The residual stream, its gradient and all sums stay float32.
@@ -30,14 +29,13 @@ from torch.autograd.function import once_differentiable
 
 from uat.nn.blocks import Block
 from uat.nn.kernels.triton_attend import attend, attend_backward
-from uat.nn.kernels.triton_outer import Tile, added, outers, tile_of, unpacked
-from uat.nn.kernels.triton_parts import enlarged, read, rounded, scaled, shares, times_loaded
+from uat.nn.kernels.triton_outer import added, unpacked
+from uat.nn.kernels.triton_parts import rounded, shares
 from uat.nn.kernels.triton_rows import rows_backward, rows_forward
 from uat.nn.kernels.triton_step import rounding
+from uat.nn.kernels.triton_weights import Factors, map_sizes, weight_gradients
 from uat.nn.kernels.whole import projections
 
-SPLITS, PROJECT_SPLITS = 24, 32
-"""Programs that share the rows of a weight's gradient, and of those of projections."""
 LAID = 1024
 """Numbers that a program copies when matrices are laid side by side."""
 SITES = 3
@@ -71,15 +69,25 @@ class Program(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What the way back of one block needs."""
+    """What the way back of the blocks needs, (L, N, ...)."""
 
-    x: Tensor
     y: Tensor
     qkv: Tensor
     h: Tensor
     x1: Tensor
     y1: Tensor
     hidden: Tensor
+
+    @classmethod
+    def room(cls, x: Tensor, narrow: Tensor, blocks: int, f: int) -> Kept:
+        """For what comes of x (N, D); `narrow`: a tensor of the type in which most is kept."""
+        rows, d = x.shape
+        y, qkv, h, y1, hidden = (narrow.new_empty(blocks, rows, width) for width in (d, 3 * d, d, d, f))
+        return cls(y, qkv, h, x.new_empty(blocks, rows, d), y1, hidden)
+
+    def block(self, index: int) -> Kept:
+        """(N, ...)"""
+        return Kept(*(tensor[index] for tensor in self))
 
 
 def fused_blocks(
@@ -119,13 +127,14 @@ class FusedBlocks(torch.autograd.Function):
         each = len(Weights._fields)
         weights = [Weights(*cast("tuple[Any, ...]", flat[at : at + each])) for at in range(0, len(flat), each)]
         precision, laid = rounding(), _laid(weights, rounding())
-        kept: list[Kept] = []
+        kept, entered = Kept.room(x, laid, len(weights), weights[0].w1.shape[0]), [x]
         for layer in range(len(weights) + 1):
             x = _launch_rows(x, layer, kept, gates, seed, weights, laid, drop, precision)
             if layer < len(weights):
-                attend(kept[-1].qkv, kept[-1].h, seed, SITES * layer, shape, heads, drop, precision)
+                attend(kept.qkv[layer], kept.h[layer], seed, SITES * layer, shape, heads, drop, precision)
+                entered += [x] if layer else []
         norms = [norm for w in weights for norm in (w.norm_w, w.ff_norm_w)]
-        ctx.save_for_backward(gates, seed, laid, *norms, *(tensor for block in kept for tensor in block))
+        ctx.save_for_backward(gates, seed, laid, *norms, *entered, *kept)
         ctx.peak, ctx.shape, ctx.heads, ctx.drop, ctx.precision, ctx.blocks = (
             peak, shape, heads, drop, precision, len(weights)
         )  # fmt: skip
@@ -136,33 +145,28 @@ class FusedBlocks(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dx: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         (gates, seed, laid, *rest), count, precision, peak = ctx.saved_tensors, ctx.blocks, ctx.precision, ctx.peak
-        norms, each = rest[: 2 * count], len(Kept._fields)
-        kept = [Kept(*rest[at : at + each]) for at in range(2 * count, len(rest), each)]
-        (rows, d), f, gated = kept[0].x.shape, kept[0].hidden.shape[1], gates is not None
-        program, tile = _program(precision, dx.device), tile_of(precision)
+        norms, entered, kept = rest[: 2 * count], rest[2 * count : 3 * count], Kept(*rest[3 * count :])
+        (rows, d), f, gated = entered[0].shape, kept.hidden.shape[-1], gates is not None
+        program = _program(precision, dx.device)
         programs = shares(rows, program.rows)
         norm_parts = dx.new_empty(programs, count, 4 * d)
-        pair_sizes = [(d, f), (f, d), (d, d)]
-        outer_parts = dx.new_empty(min(SPLITS, shares(rows, tile.rows)), count, sum(m * k + m for m, k in pair_sizes))
-        project_total = sum(shape.numel() for shape in ctx.shapes[2:4] if shape is not None)
-        project_parts = dx.new_empty(min(PROJECT_SPLITS, shares(rows, tile.rows)), count, project_total)
         dgates = None if gates is None else torch.empty_like(gates)
+        e2, e1, dhidden, dqkv = (torch.empty_like(like) for like in (kept.y, kept.y, kept.hidden, kept.qkv))
         dx = dx.contiguous()
-        dqkv, dx1 = dx, dx  # not read where there is no block above
+        dx1 = dx  # not read where there is no block above
         for above in reversed(range(count + 1)):  # from the attention of the block above to that of the one below
             below, here, there = above - 1, min(above, count - 1), max(above - 1, 0)
-            up, low = kept[here], kept[there]
-            e2, e1, dh, dhidden = (torch.empty_like(like) for like in (low.y, low.y, low.y, low.hidden))
-            to_x, to_x1 = torch.empty_like(low.x), torch.empty_like(low.x)
+            up, low = kept.block(here), kept.block(there)
+            dh, to_x, to_x1 = torch.empty_like(low.y), torch.empty_like(entered[0]), torch.empty_like(entered[0])
             told = (
                 (dx,) * 4
                 if gates is None or dgates is None
                 else (gates[0], gates[1 + here], dgates[0], dgates[1 + here])
             )
             cast(Any, rows_backward)[(programs,)](
-                dx, dqkv, up.x, up.y, dx1, norms[2 * here], laid[here], *told,
+                dx, dqkv[here], entered[here], up.y, dx1, norms[2 * here], laid[here], *told,
                 low.x1, low.hidden, norms[2 * there + 1], laid[there], seed, peak,
-                e2, dhidden, to_x1, e1, dh, to_x, norm_parts, rows, SITES * below, above, below,
+                e2[there], dhidden[there], to_x1, e1[there], dh, to_x, norm_parts, rows, SITES * below, above, below,
                 D=d, F=f, SQUARES=_squares(gated), PARTS=count * 4 * d, ROWS=program.rows, DROP=ctx.drop,
                 MIX=below >= 0, PROJECT=above < count, UTILITY=gated, TOP=gated and above == count - 1,
                 ENLARGED=told[0].dtype == torch.float16, STAGES=_stages(d, precision), PRECISION=precision,
@@ -171,15 +175,13 @@ class FusedBlocks(torch.autograd.Function):
             dx = to_x
             if below < 0:
                 break
-            pairs = [(e2, low.hidden), (dhidden, low.y1), (e1, low.h)]
-            outers(pairs, outer_parts[:, below], precision=precision, peak=peak)
-            dqkv, dx1 = torch.empty_like(low.qkv), to_x1
-            attend_backward(low.qkv, dh, dqkv, seed, SITES * below, ctx.shape, ctx.heads, ctx.drop, precision)
-            rho, g = (dx, dx) if gates is None else (gates[0], gates[1 + below])
-            _project_gradients(dqkv, low.y, rho, g, peak, project_parts[:, below], tile, ctx.heads, gated, precision)
-        found = added(norm_parts.flatten(1), outer_parts.flatten(1), project_parts.flatten(1))
+            dx1 = to_x1
+            attend_backward(low.qkv, dh, dqkv[below], seed, SITES * below, ctx.shape, ctx.heads, ctx.drop, precision)
+        factors = Factors(e2, kept.hidden, dhidden, kept.y1, e1, kept.h, dqkv, kept.y)
+        parts = (norm_parts, *weight_gradients(factors, gates, peak, ctx.heads, precision))
+        found = added(*(part.flatten(1) for part in parts))
         gradients = zip(*(part.view(count, -1) for part in found), strict=True)
-        flat = [gradient for parts in gradients for gradient in _gradients(parts, pair_sizes, ctx.shapes)]
+        flat = [gradient for parts in gradients for gradient in _gradients(parts, map_sizes(d, f), ctx.shapes)]
         return dx, dgates, None, None, None, None, None, *flat
 
 
@@ -195,22 +197,16 @@ def _gradients(parts: tuple[Tensor, ...], sizes: Sequence[tuple[int, int]], of: 
 
 
 def _launch_rows(
-    x: Tensor, layer: int, kept: list[Kept], gates: Tensor | None, seed: Tensor, weights: list[Weights], laid: Tensor,
+    x: Tensor, layer: int, kept: Kept, gates: Tensor | None, seed: Tensor, weights: list[Weights], laid: Tensor,
     drop: float, precision: str,
 ) -> Tensor:  # fmt: skip
-    """From the attention of the block before `layer` to that of this one, where there are such; what is kept of this
-    one is added to `kept`. What the block before gives."""
+    """From the attention of the block before `layer` to that of this one, where there are such; what the way back needs
+    goes to `kept`. What the block before gives."""
     count, (rows, d), f, gated = len(weights), x.shape, weights[0].w1.shape[0], gates is not None
     mix, project = layer > 0, layer < count
     before, here = max(layer - 1, 0), min(layer, count - 1)
-    if project:
-        like = laid.new_empty
-        y, qkv, h, y1, hidden = (like(rows, width) for width in (d, 3 * d, d, d, f))
-        out = torch.empty_like(x) if mix else x
-        kept.append(Kept(out, y, qkv, h, torch.empty_like(x), y1, hidden))
-    else:
-        out = torch.empty_like(x)
-    old, new, w, w_new = kept[before], kept[here], weights[before], weights[here]
+    out = torch.empty_like(x) if mix else x
+    old, new, w, w_new = kept.block(before), kept.block(here), weights[before], weights[here]
     rho, g = (x, x) if gates is None else (gates[0], gates[1 + here])
     program = _program(precision, x.device)
     cast(Any, rows_forward)[(shares(rows, program.rows),)](
@@ -286,57 +282,3 @@ def _lay(
             w = rounded(w, PRECISION)
             tl.store(to_ptr + 2 * layer * TOTAL + i, w, mask=i < TOTAL)
             tl.store(to_ptr + (2 * layer + 1) * TOTAL + at, w, mask=i < TOTAL)
-
-
-def _project_gradients(
-    dqkv: Tensor, y: Tensor, rho: Tensor, g: Tensor, peak: Tensor, parts: Tensor, tile: Tile, heads: int, gated: bool,
-    precision: str,
-) -> None:  # fmt: skip
-    """Gradients of W, W^u and U, to be added up: one row of `parts` for each share of the rows."""
-    rows, d = y.shape
-    high, wide = max(min(tile.high, d), d // heads if gated else 0), min(tile.wide, d)
-    cast(Any, _project_weights)[(len(parts), 3 * (d // high) * (d // wide))](
-        dqkv, y, rho, g, peak, parts, rows,
-        D=d, E=d // heads, H=heads, HIGH=high, WIDE=wide, ROWS=tile.rows, TURNS=shares(rows, len(parts) * tile.rows),
-        TOTAL=parts.stride(0), UTILITY=gated, PRECISION=precision, num_warps=tile.warps(high),
-    )  # fmt: skip
-
-
-@triton.jit
-def _project_weights(
-    dqkv_ptr, y_ptr, rho_ptr, g_ptr, peak_ptr, parts_ptr, N,
-    D: tl.constexpr, E: tl.constexpr, H: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
-    TURNS: tl.constexpr, TOTAL: tl.constexpr, UTILITY: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """One tile of the gradients of W, W^u and U of queries, keys or values, over one share of the rows."""
-    high: tl.constexpr = D // HIGH
-    wide: tl.constexpr = D // WIDE
-    split, part = tl.program_id(0), tl.program_id(1) // (high * wide)
-    column = tl.program_id(1) % wide
-    m = (tl.program_id(1) // wide) % high * HIGH + tl.arange(0, HIGH)
-    k = column * WIDE + tl.arange(0, WIDE)
-    dw = tl.zeros((HIGH, WIDE), tl.float32)
-    dtwin = tl.zeros((HIGH, WIDE), tl.float32)
-    du = tl.zeros((HIGH, HIGH), tl.float32)
-    gate_ptr = g_ptr
-    if part == 0:
-        gate_ptr = rho_ptr
-    for turn in tl.range(0, TURNS):
-        n = (split * TURNS + turn) * ROWS + tl.arange(0, ROWS)
-        live = (n < N)[:, None]
-        dout = read(dqkv_ptr + n[:, None] * 3 * D + part * D + m[None, :], live)
-        y = read(y_ptr + n[:, None] * D + k[None, :], live)
-        dw += times_loaded(tl.trans(dout), y, PRECISION)
-        if UTILITY:
-            gate = read(gate_ptr + n[:, None] * D + m[None, :], live)
-            dtwin += times_loaded(tl.trans(scaled(dout, gate, PRECISION)), y, PRECISION)
-            du += times_loaded(tl.trans(dout), gate, PRECISION)
-    small = 1 / enlarged(peak_ptr, PRECISION)
-    to = parts_ptr + split * TOTAL
-    cell = m[:, None] * D + k[None, :]
-    tl.store(to + part * D * D + cell, dw * small)
-    if UTILITY:
-        tl.store(to + (3 + part) * D * D + cell, dtwin * small)
-        inside = (m[:, None] // E) * E * E + (m[:, None] % E) * E + m[None, :] % E
-        own = ((m[:, None] // E) == (m[None, :] // E)) & (column == 0)
-        tl.store(to + 6 * D * D + part * H * E * E + inside, du * small, mask=own)

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from uat.nn.kernels.triton_outer import added, outers_alone
+from uat.nn.kernels.triton_outer import added, outer
 from uat.nn.kernels.triton_parts import norm_backward, norm_rows, read, shares, standardised, write
 from uat.nn.kernels.triton_step import products
 
@@ -66,7 +66,7 @@ class FusedLinear(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight = ctx.saved_tensors
         dy = dy.contiguous()
-        [(dweight, dbias)] = outers_alone([(dy, x)], splits=SPLITS, precision=ctx.precision)
+        dweight, dbias = outer(dy, x, splits=SPLITS, precision=ctx.precision)
         return dy @ weight if ctx.needs_input_grad[0] else None, dweight, dbias
 
 

@@ -1,4 +1,4 @@
-"""Gradients of weights: a^T b over very many rows, where the result is tiny (Triton).
+"""Gradients of linear maps' weights: a^T b over very many rows, where the result is tiny (Triton).
 
 Libraries of matrix products are slow at this shape: few programs walk through all rows. Here the rows are shared out,
 and the shares are added up in a fixed order.
@@ -15,13 +15,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from uat.nn.kernels.triton_parts import enlarged, read, shares, times_loaded
+from uat.nn.kernels.triton_parts import read, shares, times_loaded
 from uat.nn.kernels.whole import power_of_two
 
 MOST = 3
-"""Products, or sums, of one launch."""
-COLUMNS, MOST_ROWS = 32, 256
-"""Columns that a program adds up, and how many rows of them at a time."""
+"""Sums of one launch."""
+COLUMNS, MOST_ROWS, AT_ONCE = 32, 256, 4096
+"""Least columns that a program adds up, most rows of them that it reads at a time, and how many numbers that is where
+rows are few."""
 
 
 class Tile(NamedTuple):
@@ -45,42 +46,22 @@ def tile_of(precision: str) -> Tile:
     return Tile(64, 64, 64, thrice=False) if precision == "half" else Tile(32, 32, 64, thrice=precision == "tf32x3")
 
 
-def shapes(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[int, int]]:
-    """Of the products."""
-    return [(a.shape[1], b.shape[1]) for a, b in pairs]
-
-
-def outers(
-    pairs: Sequence[tuple[Tensor, Tensor]], parts: Tensor, *, precision: str, peak: Tensor | None = None
-) -> None:
-    """For each pair a (N, M), b (N, K): the sums over rows of a ⊗ b, (M, K), and of a, (M,), to be added up and
-    `unpacked`: one row of `parts` for each share of the rows. With a peak a is `enlarged`."""
-    assert len(pairs) <= MOST
-    rows, sizes, tile = pairs[0][0].shape[0], shapes(pairs), tile_of(precision)
-    tiles = [shares(m, tile.high) * shares(k, tile.wide) for m, k in sizes]
-    filled = [*pairs, *[pairs[0]] * (MOST - len(pairs))]
-    places = {f"M{i}": m for i, (m, _) in enumerate(sizes)} | {f"K{i}": k for i, (_, k) in enumerate(sizes)}
-    places |= {f"{name}{i}": 1 for name in "MK" for i in range(len(pairs), MOST)}
-    cast(Any, _outers)[(len(parts), sum(tiles))](
-        *(x for pair in filled for x in pair), parts, parts if peak is None else peak, rows,
-        *(x.stride(0) for pair in filled for x in pair),
-        **places, TILES0=tiles[0], TILES1=tiles[1] if len(tiles) > 1 else 0, TOTAL=parts.stride(0),
-        HIGH=tile.high, WIDE=tile.wide, ROWS=tile.rows, TURNS=shares(rows, len(parts) * tile.rows),
-        PRECISION=precision, ENLARGED=peak is not None, num_warps=tile.warps(tile.high),
+def outer(a_NM: Tensor, b_NK: Tensor, *, splits: int, precision: str) -> tuple[Tensor, Tensor]:
+    """The sums over rows of a ⊗ b, (M, K), and of a, (M,)."""
+    (rows, m), k, tile = a_NM.shape, b_NK.shape[1], tile_of(precision)
+    splits = min(splits, shares(rows, tile.rows))
+    parts = torch.empty(splits, m * k + m, device=a_NM.device)
+    cast(Any, _outer)[(splits, shares(m, tile.high) * shares(k, tile.wide))](
+        a_NM, b_NK, parts, rows, a_NM.stride(0), b_NK.stride(0),
+        M=m, K=k, HIGH=tile.high, WIDE=tile.wide, ROWS=tile.rows, TURNS=shares(rows, splits * tile.rows),
+        PRECISION=precision, num_warps=tile.warps(tile.high),
     )  # fmt: skip
-
-
-def outers_alone(pairs: Sequence[tuple[Tensor, Tensor]], *, splits: int, precision: str) -> list[tuple[Tensor, Tensor]]:
-    """The sums of `outers` themselves."""
-    rows, sizes = pairs[0][0].shape[0], shapes(pairs)
-    splits = min(splits, shares(rows, tile_of(precision).rows))
-    parts = torch.empty(splits, sum(m * k + m for m, k in sizes), device=pairs[0][0].device)
-    outers(pairs, parts, precision=precision)
-    return unpacked(added(parts)[0], sizes)
+    [(product, total)] = unpacked(added(parts)[0], [(m, k)])
+    return product, total
 
 
 def unpacked(summed: Tensor, sizes: Sequence[tuple[int, int]]) -> list[tuple[Tensor, Tensor]]:
-    """The sums of `outers`, once they are added up: (M, K) and (M,) of each pair."""
+    """Of products that lie side by side, each (M, K), and beside each the sum of its left side, (M,)."""
     found, at = [], 0
     for m, k in sizes:
         found.append((summed[at : at + m * k].view(m, k), summed[at + m * k : at + m * k + m]))
@@ -94,11 +75,13 @@ def added(*parts: Tensor) -> list[Tensor]:
     widths = [part.shape[1] for part in parts]
     out = parts[0].new_empty(sum(widths))
     filled = [*parts, *[parts[0]] * (MOST - len(parts))]
-    blocks = [shares(width, COLUMNS) for width in widths] + [0] * (MOST - len(parts))
-    rows = {f"ROWS{i}": min(MOST_ROWS, power_of_two(len(part))) for i, part in enumerate(filled)}
+    rows = [min(MOST_ROWS, power_of_two(len(part))) for part in filled]
+    columns = [max(COLUMNS, AT_ONCE // high) for high in rows]
+    blocks = [shares(width, wide) for width, wide in zip(widths, columns, strict=False)] + [0] * (MOST - len(parts))
+    sizes = {f"ROWS{i}": high for i, high in enumerate(rows)} | {f"COLUMNS{i}": wide for i, wide in enumerate(columns)}
     cast(Any, _added)[(sum(blocks),)](
         *filled, out, *(len(part) for part in filled), *(part.shape[1] for part in filled),
-        **rows, BLOCKS0=blocks[0], BLOCKS1=blocks[1], COLUMNS=COLUMNS,
+        **sizes, BLOCKS0=blocks[0], BLOCKS1=blocks[1],
     )  # fmt: skip
     return list(out.split(widths))
 
@@ -106,16 +89,16 @@ def added(*parts: Tensor) -> list[Tensor]:
 @triton.jit
 def _added(
     a, b, c, out_ptr, a_rows, b_rows, c_rows, a_wide, b_wide, c_wide,
-    ROWS0: tl.constexpr, ROWS1: tl.constexpr, ROWS2: tl.constexpr, BLOCKS0: tl.constexpr, BLOCKS1: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    ROWS0: tl.constexpr, ROWS1: tl.constexpr, ROWS2: tl.constexpr, COLUMNS0: tl.constexpr, COLUMNS1: tl.constexpr,
+    COLUMNS2: tl.constexpr, BLOCKS0: tl.constexpr, BLOCKS1: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
     if block < BLOCKS0:
-        _add(a, out_ptr, block, a_rows, a_wide, ROWS0, COLUMNS)
+        _add(a, out_ptr, block, a_rows, a_wide, ROWS0, COLUMNS0)
     elif block < BLOCKS0 + BLOCKS1:
-        _add(b, out_ptr + a_wide, block - BLOCKS0, b_rows, b_wide, ROWS1, COLUMNS)
+        _add(b, out_ptr + a_wide, block - BLOCKS0, b_rows, b_wide, ROWS1, COLUMNS1)
     else:
-        _add(c, out_ptr + a_wide + b_wide, block - BLOCKS0 - BLOCKS1, c_rows, c_wide, ROWS2, COLUMNS)
+        _add(c, out_ptr + a_wide + b_wide, block - BLOCKS0 - BLOCKS1, c_rows, c_wide, ROWS2, COLUMNS2)
 
 
 @triton.jit
@@ -134,31 +117,18 @@ def _add(parts, out_ptr, block, rows, wide, ROWS: tl.constexpr, COLUMNS: tl.cons
 
 
 @triton.jit
-def _outers(
-    a0, b0, a1, b1, a2, b2, parts_ptr, peak_ptr, N, a0_stride, b0_stride, a1_stride, b1_stride, a2_stride, b2_stride,
-    M0: tl.constexpr, K0: tl.constexpr, M1: tl.constexpr, K1: tl.constexpr, M2: tl.constexpr, K2: tl.constexpr,
-    TILES0: tl.constexpr, TILES1: tl.constexpr, TOTAL: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
-    ROWS: tl.constexpr, TURNS: tl.constexpr, PRECISION: tl.constexpr, ENLARGED: tl.constexpr,
+def _outer(
+    a_ptr, b_ptr, parts_ptr, N, a_stride, b_stride,
+    M: tl.constexpr, K: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, TURNS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     split, tile = tl.program_id(0), tl.program_id(1)
-    to = parts_ptr + split * TOTAL
-    small = 1.0
-    if ENLARGED:
-        small = 1 / enlarged(peak_ptr, PRECISION)
-    if tile < TILES0:
-        _outer(a0, b0, to, small, N, split, a0_stride, b0_stride, tile, M0, K0, HIGH, WIDE, ROWS, TURNS, PRECISION)
-    elif tile < TILES0 + TILES1:
-        to += M0 * K0 + M0
-        tile -= TILES0
-        _outer(a1, b1, to, small, N, split, a1_stride, b1_stride, tile, M1, K1, HIGH, WIDE, ROWS, TURNS, PRECISION)
-    else:
-        to += M0 * K0 + M0 + M1 * K1 + M1
-        tile -= TILES0 + TILES1
-        _outer(a2, b2, to, small, N, split, a2_stride, b2_stride, tile, M2, K2, HIGH, WIDE, ROWS, TURNS, PRECISION)
+    to = parts_ptr + split * (M * K + M)
+    outer_tile(a_ptr, b_ptr, to, 1.0, N, split, a_stride, b_stride, tile, M, K, HIGH, WIDE, ROWS, TURNS, PRECISION)
 
 
 @triton.jit
-def _outer(
+def outer_tile(
     a_ptr, b_ptr, to, small, N, split, a_stride, b_stride, tile,
     M: tl.constexpr, K: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
     TURNS: tl.constexpr, PRECISION: tl.constexpr,

@@ -10,6 +10,9 @@ Shapes: B streams, T steps, O entries of an observation, A actions.
 # pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import functools
 from typing import Any, cast
 
 import torch
@@ -39,6 +42,9 @@ from uat.nn.kernels.triton_parts import fetched_some, put_wide, shares
 from uat.nn.kernels.triton_step import WIDEST, Packed, arguments, at_once, observed, pack, served, told
 from uat.nn.utility import UtilityGates
 from uat.types import Inside, Spec, Step, Vector
+
+PREFERRED_SHARED_MEMORY = 9
+"""CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, of CUDA's driver: the share of it, in percent."""
 
 
 def fits(backbone: Transformer, head: Head, spec: Spec) -> bool:
@@ -73,12 +79,24 @@ def fused_play(
     gumbel_BTA = None if gumbel_BTA is None else gumbel_BTA.float().contiguous()
     given = arguments(backbone, packed, past, observed(backbone, nothing.obs), heard, head, real, gumbel_BTA)
     unused = ("obs_ptr", "action_ptr", "reward_ptr", "ubar_ptr", "UBAR")
-    cast(Any, _play)[(shares(streams, real),)](
+    kernel = cast(Any, _play)[(shares(streams, real),)](
         **{name: value for name, value in given.items() if name not in unused},
         to_action=action_BT, world=world.world, START=world.start, LOOK=world.look, NOTE=world.note, MOVE=world.move,
         T=steps, REWARDS=spec.reward_scale,
     )  # fmt: skip
+    if backbone.beside > 1 and getattr(kernel, "function", None) is not None:
+        _leave_shared_memory(kernel.function)
     return action_BT
+
+
+@functools.cache
+def _leave_shared_memory(function: int) -> None:
+    """From its next launch on, a multiprocessor that plays has most of its memory as shared memory, and little as
+    cache. It parts the two when it starts, not while anything runs: optimize steps of others could not run beside a
+    rollout that has parted them for itself, which needs little. A hint: refused, it changes nothing."""
+    with contextlib.suppress(OSError, AttributeError):
+        set_attribute = ctypes.CDLL("libcuda.so.1").cuFuncSetAttribute
+        set_attribute(ctypes.c_void_p(function), ctypes.c_int(PREFERRED_SHARED_MEMORY), ctypes.c_int(100))
 
 
 def _room(backbone: Transformer, packed: Packed, streams: int, steps: int, real: int) -> Tensor:

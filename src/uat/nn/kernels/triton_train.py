@@ -11,6 +11,7 @@ from uat.nn.blocks import Block, Transformer
 from uat.nn.encoders import VectorEncoder
 from uat.nn.kernels.triton_attend import LONGEST
 from uat.nn.kernels.triton_block import fused_blocks, large_products
+from uat.nn.kernels.triton_embed import embeds, fused_embed
 from uat.nn.kernels.triton_ends import fused_linear, fused_norm
 from uat.nn.kernels.triton_gates import fused_gates, gates_fit
 from uat.nn.utility import UtilityGates
@@ -33,7 +34,7 @@ def unfit(backbone: Transformer, steps: int) -> str | None:
 
 def fused_features(backbone: Transformer, utility: UtilityGates | None, batch: Batch) -> Tensor:
     """h (B, T, D), as the slow twin (`Policy.features`) gives it."""
-    x_ND = fused_norm(backbone.norm, _embed(backbone, batch))
+    x_ND = _embed(backbone, batch)
     peak = x_ND.new_empty(1)
     gates = None if utility is None else _gates(utility, batch, peak)
     return _attend(backbone, x_ND, batch.obs.shape[:2], gates, peak)
@@ -53,14 +54,16 @@ def _attend(backbone: Transformer, x_ND: Tensor, shape: torch.Size, gates: Tenso
 
 
 def _embed(backbone: Transformer, batch: Batch) -> Tensor:
-    """W^E o + p, by rows."""
+    """LN(W^E o + p), by rows."""
+    if embeds(backbone, batch):
+        return fused_embed(backbone, batch)
     encoder, p = backbone.encoder, backbone.placed(batch.obs.shape[1], batch.start)
     if isinstance(encoder, VectorEncoder):
         rows = batch.obs.flatten(0, 1).flatten(1).float()
         e_BTD = fused_linear(encoder.linear, rows).view(*batch.obs.shape[:2], -1)
     else:
         e_BTD = encoder(batch.obs)
-    return (e_BTD + p).flatten(0, 1)
+    return fused_norm(backbone.norm, (e_BTD + p).flatten(0, 1))
 
 
 def _gates(utility: UtilityGates, batch: Batch, peak: Tensor) -> Tensor:

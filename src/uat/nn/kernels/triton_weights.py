@@ -1,0 +1,140 @@
+"""Gradients of the weights of all Transformer blocks in one launch (Triton).
+
+Each is a sum over all rows, and tiny. None waits for another, and only the optimizer waits for them: launched together
+once the way back is through all blocks, they fill the device, where those of one block would not. Rows are shared out;
+`added` adds up what the programs found, in a fixed order.
+
+Shapes: N rows, D width, H heads, E head size, F feed-forward, L blocks.
+"""
+
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+from __future__ import annotations
+
+from typing import Any, NamedTuple, cast
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from uat.nn.kernels.triton_outer import outer_tile, tile_of
+from uat.nn.kernels.triton_parts import enlarged, read, scaled, shares, times_loaded
+
+SPLITS = 16
+"""Programs that share the rows of a tile of a gradient."""
+
+
+class Factors(NamedTuple):
+    """What is multiplied, of all blocks, (L, N, ...): the gradient of what a linear map gave, `enlarged`, and what went
+    into it."""
+
+    e2: Tensor
+    hidden: Tensor
+    dhidden: Tensor
+    y1: Tensor
+    e1: Tensor
+    h: Tensor
+    dqkv: Tensor
+    y: Tensor
+
+
+def weight_gradients(
+    factors: Factors, gates: Tensor | None, peak: Tensor, heads: int, precision: str
+) -> tuple[Tensor, Tensor]:
+    """Shares of the gradients, to be added up, (splits, L, ...): of W_2, W_1 and W_o, each (M, K), with its bias, (M,),
+    as `unpacked` takes them; and of W, W^u and U."""
+    (layers, rows, d), f, tile = factors.y.shape, factors.hidden.shape[-1], tile_of(precision)
+    gated, size = gates is not None, d // heads
+    high, wide = max(min(tile.high, d), size if gated else 0), min(tile.wide, d)
+    maps = [shares(m, tile.high) * shares(k, tile.wide) for m, k in map_sizes(d, f)]
+    splits = min(SPLITS, shares(rows, tile.rows))
+    map_parts = peak.new_empty(splits, layers, sum(m * k + m for m, k in map_sizes(d, f)), dtype=torch.float32)
+    total = 6 * d * d + 3 * heads * size * size if gated else 3 * d * d
+    project_parts = torch.empty(splits, layers, total, device=peak.device)
+    projects = 3 * (d // high) * (d // wide)
+    cast(Any, _weights)[(splits, projects + sum(maps), layers)](
+        *factors, factors.y if gates is None else gates, peak, map_parts, project_parts, rows,
+        D=d, F=f, E=size, H=heads, L=layers, HIGH=tile.high, WIDE=tile.wide, PROJECT_HIGH=high, PROJECT_WIDE=wide,
+        PROJECTS=projects, TILES0=maps[0], TILES1=maps[1], ROWS=tile.rows, TURNS=shares(rows, splits * tile.rows),
+        UTILITY=gated, PRECISION=precision, num_warps=tile.warps(max(high, tile.high)),
+    )  # fmt: skip
+    return map_parts, project_parts
+
+
+def map_sizes(d: int, f: int) -> list[tuple[int, int]]:
+    """Of W_2, W_1 and W_o."""
+    return [(d, f), (f, d), (d, d)]
+
+
+@triton.jit
+def _weights(
+    e2_ptr, hidden_ptr, dhidden_ptr, y1_ptr, e1_ptr, h_ptr, dqkv_ptr, y_ptr, gates_ptr, peak_ptr, maps_ptr,
+    projects_ptr, N,
+    D: tl.constexpr, F: tl.constexpr, E: tl.constexpr, H: tl.constexpr, L: tl.constexpr, HIGH: tl.constexpr,
+    WIDE: tl.constexpr, PROJECT_HIGH: tl.constexpr, PROJECT_WIDE: tl.constexpr, PROJECTS: tl.constexpr,
+    TILES0: tl.constexpr, TILES1: tl.constexpr, ROWS: tl.constexpr, TURNS: tl.constexpr, UTILITY: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    split, tile, layer = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    before = tl.cast(N, tl.int64) * layer  # rows of the blocks below
+    small = 1 / enlarged(peak_ptr, PRECISION)
+    at = split * L + layer
+    if tile < PROJECTS:  # these take longest, and come first
+        total: tl.constexpr = 6 * D * D + 3 * H * E * E if UTILITY else 3 * D * D
+        gate_ptr = gates_ptr
+        if tile >= PROJECTS // 3:
+            gate_ptr += (before + N) * D
+        _project(
+            dqkv_ptr + before * 3 * D, y_ptr + before * D, gate_ptr, projects_ptr + at * total, small, N, split, tile,
+            D, E, H, PROJECT_HIGH, PROJECT_WIDE, ROWS, TURNS, UTILITY, PRECISION,
+        )  # fmt: skip
+    else:
+        tile -= PROJECTS
+        to = maps_ptr + at * (2 * D * F + D * D + F + 2 * D)
+        if tile < TILES0:
+            a, b = e2_ptr + before * D, hidden_ptr + before * F
+            outer_tile(a, b, to, small, N, split, D, F, tile, D, F, HIGH, WIDE, ROWS, TURNS, PRECISION)
+        elif tile < TILES0 + TILES1:
+            a, b = dhidden_ptr + before * F, y1_ptr + before * D
+            to += D * F + D
+            tile -= TILES0
+            outer_tile(a, b, to, small, N, split, F, D, tile, F, D, HIGH, WIDE, ROWS, TURNS, PRECISION)
+        else:
+            a, b = e1_ptr + before * D, h_ptr + before * D
+            to += 2 * D * F + D + F
+            tile -= TILES0 + TILES1
+            outer_tile(a, b, to, small, N, split, D, D, tile, D, D, HIGH, WIDE, ROWS, TURNS, PRECISION)
+
+
+@triton.jit
+def _project(
+    dqkv_ptr, y_ptr, gate_ptr, to, small, N, split, tile,
+    D: tl.constexpr, E: tl.constexpr, H: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
+    TURNS: tl.constexpr, UTILITY: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One tile of the gradients of W, W^u and U of queries, keys or values, over one share of the rows. The products
+    W^u y are worked out again instead of being kept."""
+    high: tl.constexpr = D // HIGH
+    wide: tl.constexpr = D // WIDE
+    part, column = tile // (high * wide), tile % wide
+    m, k = (tile // wide) % high * HIGH + tl.arange(0, HIGH), column * WIDE + tl.arange(0, WIDE)
+    dw = tl.zeros((HIGH, WIDE), tl.float32)
+    dtwin = tl.zeros((HIGH, WIDE), tl.float32)
+    du = tl.zeros((HIGH, HIGH), tl.float32)
+    for turn in tl.range(0, TURNS):
+        n = (split * TURNS + turn) * ROWS + tl.arange(0, ROWS)
+        live = (n < N)[:, None]
+        dout = read(dqkv_ptr + n[:, None] * 3 * D + part * D + m[None, :], live)
+        y = read(y_ptr + n[:, None] * D + k[None, :], live)
+        dw += times_loaded(tl.trans(dout), y, PRECISION)
+        if UTILITY:
+            gate = read(gate_ptr + n[:, None] * D + m[None, :], live)
+            dtwin += times_loaded(tl.trans(scaled(dout, gate, PRECISION)), y, PRECISION)
+            du += times_loaded(tl.trans(dout), gate, PRECISION)
+    cell = m[:, None] * D + k[None, :]
+    tl.store(to + part * D * D + cell, dw * small)
+    if UTILITY:
+        tl.store(to + (3 + part) * D * D + cell, dtwin * small)
+        inside = (m[:, None] // E) * E * E + (m[:, None] % E) * E + m[None, :] % E
+        own = ((m[:, None] // E) == (m[None, :] // E)) & (column == 0)
+        tl.store(to + 6 * D * D + part * H * E * E + inside, du * small, mask=own)
