@@ -6,12 +6,12 @@ result. The generator is SplitMix64 (Steele, Lea and Flood 2014), one stream per
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import importlib.util
 
 import torch
 from torch import Tensor
+
+from uat.compiling import compiles
 
 GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed integer
 MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
@@ -27,7 +27,7 @@ def derive(seed: int, *names: str | int) -> int:
 def uniform(seed: int, name: str, ids_B: Tensor, count: int) -> Tensor:
     """(B, count) float64 in the open interval (0, 1)."""
     key, ids_B = derive(seed, name), ids_B.long()
-    if ids_B.is_cuda and _compiles(ids_B.device):
+    if compiles(ids_B.device):
         from uat.noise_kernel import fused_uniform
 
         return fused_uniform(key, ids_B, count)
@@ -50,14 +50,6 @@ def _uniform(key: int, ids_B: Tensor, count: int) -> Tensor:
     counter = torch.arange(1, count + 1, device=ids_B.device) * GOLDEN
     bits = _mix(key_B[:, None] + counter)
     return (_shift_right(bits, 12).double() + 0.5) * 2.0**-52
-
-
-@functools.cache
-def _compiles(device: torch.device) -> bool:
-    """Whether Triton is there, and this GPU one that it serves."""
-    if torch.version.hip is not None or importlib.util.find_spec("triton") is None:
-        return False
-    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _mix(x: Tensor) -> Tensor:

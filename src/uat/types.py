@@ -26,6 +26,8 @@ from typing import (
 import torch
 from torch import Tensor
 
+from uat.compiling import compiles
+
 NO_ACTION = -1
 """The id of "no action yet"; its embedding is exactly zero."""
 
@@ -274,18 +276,33 @@ class Clock:
     def batch(self, trajectory: Trajectory) -> Batch:
         """Padding may hold anything; a policy finds nothing there."""
         valid = trajectory.valid
-        action_BT = trajectory.action if trajectory.told_action is None else trajectory.told_action
+        action = trajectory.action if trajectory.told_action is None else trajectory.told_action
         reward_BT = _numbers(trajectory.reward if trajectory.told_reward is None else trajectory.told_reward)
+        obs, prev_action, prev_reward = self._tell(trajectory.obs, action, reward_BT, valid)
         return Batch(
-            obs=blank(trajectory.obs, valid),
-            prev_action=blank(shift(action_BT, 1), valid),
-            prev_reward=blank(shift(reward_BT, self.reward_lag), valid) * self.reward_scale,
+            obs=obs,
+            prev_action=prev_action,
+            prev_reward=prev_reward,
             target=trajectory.target,
             valid=valid,
             allowed=trajectory.allowed,
             extras={name: trajectory.facts[name] for name in self.extras},
             happened=trajectory,
         )
+
+    def _tell(self, obs: Tensor, action: Tensor, reward_BT: Tensor, valid_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What is told at every step: the observation, the previous action, and the reward that has arrived."""
+        if not _fusible(obs, action, reward_BT, valid_BT):
+            return self._told(obs, action, reward_BT, valid_BT)
+        from uat.clock_kernel import fused_told
+
+        lag, scale, none = self.reward_lag, self.reward_scale, (nothing(obs), nothing(action))
+        return fused_told(obs, action, reward_BT, valid_BT, lag=lag, scale=scale, none=none)
+
+    def _told(self, obs: Tensor, action: Tensor, reward_BT: Tensor, valid_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The slow twin of `clock_kernel.fused_told`."""
+        prev_action, prev_reward_BT = shift(action, 1), shift(reward_BT, self.reward_lag)
+        return blank(obs, valid_BT), blank(prev_action, valid_BT), blank(prev_reward_BT, valid_BT) * self.reward_scale
 
     def earned(self, trajectory: Trajectory) -> Tensor:
         """(B, T) what each step earned, scaled as policies are told of it: for losses that learn from rewards."""
@@ -300,6 +317,17 @@ class Clock:
 def _numbers(reward_BT: Tensor) -> Tensor:
     """Clicks and counts are numbers, not ids."""
     return reward_BT if reward_BT.is_floating_point() else reward_BT.float()
+
+
+def _fusible(obs: Tensor, action: Tensor, reward_BT: Tensor, valid_BT: Tensor) -> bool:
+    """Whether one launch can tell of these: on a GPU, actions that are ids, plain types, no gradients."""
+    return (
+        compiles(obs.device)
+        and obs.dtype in (torch.float32, torch.int64)
+        and (action.dtype, reward_BT.dtype, valid_BT.dtype) == (torch.int64, torch.float32, torch.bool)
+        and obs.shape[:2] == action.shape == reward_BT.shape == valid_BT.shape
+        and all(x.device == obs.device and not x.requires_grad for x in (obs, action, reward_BT, valid_BT))
+    )
 
 
 @dataclass(slots=True, kw_only=True)
