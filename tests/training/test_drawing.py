@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from uat.recipes import recipe
-from uat.training.playing import AHEAD, Player
+from uat.training.playing import AHEAD, Player, apart, side_by_side
 from uat.types import Noise
 
 CPU, COUNT = torch.device("cpu"), 4
@@ -26,7 +26,7 @@ class Drawing(Player):
         return super().noise(episode_ids, seed)
 
     def batch(self, begin: int, seed: int = 0) -> Noise:
-        return self._drawn_ahead(torch.arange(begin, begin + COUNT), seed)
+        return apart(*self._drawn_ahead(torch.arange(begin, begin + COUNT), seed))
 
 
 @pytest.mark.parametrize("domain", ["darkroom", "sepsis"])
@@ -73,7 +73,7 @@ def test_another_seed_starts_anew() -> None:
 
 def test_no_more_is_drawn_than_memory_is_meant_for(monkeypatch: pytest.MonkeyPatch) -> None:
     player = Drawing()
-    size = sum(value.nbytes for value in player.batch(0).values())
+    size = player._drawn_ahead(torch.arange(COUNT), 0)[0].nbytes
     monkeypatch.setattr("uat.training.playing.MOST_BYTES", 5 * size)
     for index in range(1, 20):
         player.batch(COUNT * index)
@@ -85,8 +85,31 @@ def test_no_more_is_drawn_than_memory_is_meant_for(monkeypatch: pytest.MonkeyPat
 def test_a_larger_batch_after_small_ones_is_drawn_whole() -> None:
     player = Drawing()
     player.batch(0)
-    found = player._drawn_ahead(torch.arange(COUNT, 5 * COUNT), 0)
+    found = apart(*player._drawn_ahead(torch.arange(COUNT, 5 * COUNT), 0))
     assert all(len(value) == 4 * COUNT for value in found.values())
+
+
+def test_a_batch_between_two_that_are_there_is_drawn() -> None:
+    player = Drawing()
+    for begin in (0, 4, 8):
+        player.batch(begin)
+    own = Drawing().noise(torch.arange(6, 6 + COUNT), 0)
+    assert all(torch.equal(value, own[name]) for name, value in player.batch(6).items())
+
+
+def test_tensors_of_any_type_lie_side_by_side() -> None:
+    given = {
+        "flag": torch.tensor([True, False, True, True]),
+        "number": torch.randn(4, 3, dtype=torch.float64),
+        "turned": torch.randn(2, 4).T,
+        "id": torch.arange(4),
+        "none": torch.empty(4, 0),
+    }
+    rows, places = side_by_side(given, 2)
+    for index, row in enumerate(rows):
+        found = apart(row, places)
+        assert all(torch.equal(found[name], value[2 * index : 2 * index + 2]) for name, value in given.items())
+        assert all(found[name].dtype == value.dtype for name, value in given.items())
 
 
 def test_batches_of_one_process_of_several_lie_apart() -> None:

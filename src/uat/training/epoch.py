@@ -50,6 +50,8 @@ class Epoch:
         """Which code the optimize step runs, for whoever watches."""
         self.in_turn = in_turn
         """With others that train side by side: their optimize steps take turns."""
+        self.rate: float | None = None
+        """The share of their highest at which learning rates are; None: not set yet."""
 
     def run(self, index: int, epoch: int) -> dict[str, Tensor]:
         """Play the index-th batch of worlds, then one optimizer step at the rates of this epoch (the first is 1)."""
@@ -57,7 +59,7 @@ class Epoch:
         ids = self.ranks.share(torch.arange(index * c.train.batch_size, (index + 1) * c.train.batch_size))
         trajectory = self.player.play(ids, split_seed("train", c.seed))
         self._place(ids)
-        set_rates(self.optimizer, self.train, epoch)
+        self.rate = set_rates(self.optimizer, self.train, epoch, self.rate)
         if self.capturable and self.captured is None and self.player.captured is not None:
             tensors = self.checkpoint.tensors().values()
             self.captured = captured_or_none(lambda: self.optimize(trajectory), "the optimize step", preserve=tensors)
@@ -66,7 +68,8 @@ class Epoch:
         if self.captured is None:
             return self.optimize(trajectory)
         numbers = self.captured() if self.in_turn is None else self.in_turn(self.captured)
-        return {name: value.clone() for name, value in numbers.items()}
+        kept = torch.stack(list(numbers.values()))  # the next epoch writes over them
+        return dict(zip(numbers, kept.unbind(), strict=True))
 
     def optimize(self, trajectory: Trajectory) -> dict[str, Tensor]:
         self.policy.train()

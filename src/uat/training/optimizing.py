@@ -43,14 +43,19 @@ def rate_of(group: str, policy: Policy, config: TrainConfig) -> float:
     return rate
 
 
-def set_rates(optimizer: torch.optim.Optimizer, config: TrainConfig, epoch: int) -> None:
-    """The rates of this epoch (the first is 1): a linear warm-up, then constant or along a cosine to zero."""
+def set_rates(
+    optimizer: torch.optim.Optimizer, config: TrainConfig, epoch: int, factor_now: float | None = None
+) -> float:
+    """The rates of this epoch (the first is 1): a linear warm-up, then constant or along a cosine to zero. Returns what
+    the highest are multiplied with; where that is `factor_now`, nothing is written."""
     factor = min(1.0, epoch / config.warmup) if config.warmup else 1.0
     if config.lr_schedule == "cosine" and epoch > config.warmup:
         done = (epoch - config.warmup) / max(1, config.epochs - config.warmup)
         factor = 0.5 * (1 + math.cos(math.pi * done))
-    for group in optimizer.param_groups:
-        group["lr"].fill_(group["peak_lr"] * factor)
+    if factor != factor_now:
+        for group in optimizer.param_groups:
+            group["lr"].fill_(group["peak_lr"] * factor)
+    return factor
 
 
 def optimize(
@@ -61,7 +66,7 @@ def optimize(
     counts = ranks.sum([count for _, count in losses.values()])
     parts = {name: total / count.clamp_min(1) for (name, (total, _)), count in zip(losses.items(), counts, strict=True)}
     optimizer.zero_grad(set_to_none=True)
-    torch.stack(list(parts.values())).sum().backward()
+    (torch.stack(list(parts.values())).sum() if len(parts) > 1 else next(iter(parts.values()))).backward()
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     learnt = [p for p in parameters if p.grad is not None]
     for p, gradient in zip(learnt, ranks.sum([p.grad for p in learnt if p.grad is not None]), strict=True):

@@ -16,23 +16,60 @@ from uat.types import Agent, Discrete, Noise, Reader, Recording, Simulator, Traj
 
 AHEAD, MOST_BYTES = 32, 32 * 2**20
 """Batches whose noise is drawn at once on CUDA, and the memory that may be kept for it; drawing takes some more."""
+ALIGNED = 16
+"""Bytes of which the place of a tensor is a multiple."""
+
+
+class Place(NamedTuple):
+    """Where a tensor lies among others, in bytes."""
+
+    begin: int
+    end: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+Places = dict[str, Place]
+
+
+def side_by_side(noise: Noise, batches: int) -> tuple[Tensor, Places]:
+    """The noise of so many batches, in bytes: a row for each batch, so that one copy brings all of it."""
+    places, at = Places(), 0
+    for name, value in noise.items():
+        end = at + value.nbytes // batches
+        places[name] = Place(at, end, value.dtype, (len(value) // batches, *value.shape[1:]))
+        at = -(-end // ALIGNED) * ALIGNED
+    device = next(iter(noise.values())).device
+    rows = torch.empty(batches, at, dtype=torch.uint8, device=device)
+    for name, value in noise.items():
+        rows[:, places[name].begin : places[name].end] = value.reshape(batches, -1).view(torch.uint8)
+    return rows, places
+
+
+def apart(row: Tensor, places: Places) -> Noise:
+    """The tensors that lie in one row of these; they share its memory."""
+    return {name: row[p.begin : p.end].view(p.dtype).view(p.shape) for name, p in places.items()}
 
 
 class Drawn(NamedTuple):
-    """The noise of successive episodes."""
+    """The noise of successive batches of so many episodes."""
 
     seed: int
     begin: int
     end: int
-    noise: Noise
+    each: int
+    rows: Tensor
+    """Each batch's; see `side_by_side`."""
+    places: Places
 
     def holds(self, seed: int, begin: int, count: int) -> bool:
-        return seed == self.seed and self.begin <= begin <= self.end - count
+        same = seed == self.seed and count == self.each and (begin - self.begin) % count == 0
+        return same and self.begin <= begin < self.end
 
     def next(self, begin: int, count: int) -> int:
         """How many batches of so many to draw from here. Whoever goes on gets twice as many as before, while they fit;
         whoever starts again, as with each validation, all that it came to, if they do."""
-        batches, taken = (self.end - self.begin) // count, sum(value.nbytes for value in self.noise.values())
+        batches, taken = (self.end - self.begin) // count, self.rows.nbytes
         if begin >= self.end:
             return max(1, min(AHEAD, 2 * batches) if 2 * taken <= MOST_BYTES else batches)
         again = self.end - begin
@@ -56,7 +93,8 @@ class Player:
         self.captured: Captured[Trajectory] | None = None
         self.capturable = True
         """False once a capture has failed."""
-        self.inputs: Noise = {}
+        self.row, self.places = torch.empty(0), Places()
+        """The noise that the captured rollout reads, written into the same tensor each time."""
         self.drawn: Drawn | None = None
         self.path = self._choose_path()
 
@@ -73,17 +111,17 @@ class Player:
         """One episode per id. Where it is captured, the next call with as many ids writes over the result."""
         if self.device.type != "cuda":
             return self._rollout(self.noise(episode_ids, seed))
-        noise = self._drawn_ahead(episode_ids, seed)
+        row, places = self._drawn_ahead(episode_ids, seed)
         if not self.capturable:
-            return self._rollout(noise)
-        if self.captured is None or len(episode_ids) != len(next(iter(self.inputs.values()))):
-            self.inputs = {name: value.clone() for name, value in noise.items()}
-            self.captured = captured_or_none(lambda: self._rollout(self.inputs), "the rollout")
+            return self._rollout(apart(row, places))
+        if self.captured is None or self.places != places:
+            self.row, self.places = row.clone(), places
+            noise = apart(self.row, places)
+            self.captured = captured_or_none(lambda: self._rollout(noise), "the rollout")
             if self.captured is None:
                 self.capturable, self.path = False, self.path.replace("cuda graph", "cuda eager, no graph")
-                return self._rollout(noise)
-        for name, value in noise.items():
-            self.inputs[name].copy_(value)
+                return self._rollout(apart(row, places))
+        self.row.copy_(row)
         return self.captured()
 
     def noise(self, episode_ids: Tensor, seed: int) -> Noise:
@@ -96,19 +134,20 @@ class Player:
             noise["actions"] = flat.view(-1, spec.horizon, spec.action.count).float()
         return noise
 
-    def _drawn_ahead(self, episode_ids: Tensor, seed: int) -> Noise:
-        """The noise of these episodes. Where one batch follows another, it is drawn for several: its hundreds of small
+    def _drawn_ahead(self, episode_ids: Tensor, seed: int) -> tuple[Tensor, Places]:
+        """The noise of these episodes, side by side. Where one batch follows another, it is drawn for several: its
         launches cost once."""
         begin, count = int(episode_ids[0]), len(episode_ids)
         if not torch.equal(episode_ids, torch.arange(begin, begin + count)):
-            return self.noise(episode_ids, seed)
+            rows, places = side_by_side(self.noise(episode_ids, seed), 1)
+            return rows[0], places
         drawn = self.drawn
         if drawn is None or not drawn.holds(seed, begin, count):
             batches = 1 if drawn is None or drawn.seed != seed else drawn.next(begin, count)
             end = begin + count * batches
-            drawn = self.drawn = Drawn(seed, begin, end, self.noise(torch.arange(begin, end), seed))
-        offset = begin - drawn.begin
-        return {name: value[offset : offset + count] for name, value in drawn.noise.items()}
+            rows, places = side_by_side(self.noise(torch.arange(begin, end), seed), batches)
+            drawn = self.drawn = Drawn(seed, begin, end, count, rows, places)
+        return drawn.rows[(begin - drawn.begin) // count], drawn.places
 
     def _rollout(self, noise: Noise) -> Trajectory:
         if isinstance(self.agent, torch.nn.Module):
