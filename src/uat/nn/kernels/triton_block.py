@@ -33,7 +33,7 @@ from uat.nn.kernels.triton_outer import added, unpacked
 from uat.nn.kernels.triton_parts import rounded, shares
 from uat.nn.kernels.triton_rows import rows_backward, rows_forward
 from uat.nn.kernels.triton_step import rounding
-from uat.nn.kernels.triton_weights import Factors, map_sizes, weight_gradients
+from uat.nn.kernels.triton_weights import Factors, Norms, map_sizes, weight_gradients
 from uat.nn.kernels.whole import projections
 
 LAID = 1024
@@ -71,19 +71,22 @@ class Program(NamedTuple):
 class Kept(NamedTuple):
     """What the way back of the blocks needs, (L, N, ...)."""
 
-    y: Tensor
+    z: Tensor
+    """Rows of the first norm before scale and bias, and what they were multiplied with; z1: of the second."""
+    scale: Tensor
     qkv: Tensor
     h: Tensor
-    x1: Tensor
-    y1: Tensor
+    z1: Tensor
+    scale1: Tensor
     hidden: Tensor
 
     @classmethod
     def room(cls, x: Tensor, narrow: Tensor, blocks: int, f: int) -> Kept:
         """For what comes of x (N, D); `narrow`: a tensor of the type in which most is kept."""
         rows, d = x.shape
-        y, qkv, h, y1, hidden = (narrow.new_empty(blocks, rows, width) for width in (d, 3 * d, d, d, f))
-        return cls(y, qkv, h, x.new_empty(blocks, rows, d), y1, hidden)
+        z, qkv, h, z1, hidden = (narrow.new_empty(blocks, rows, width) for width in (d, 3 * d, d, d, f))
+        scale, scale1 = x.new_empty(2, blocks, rows)
+        return cls(z, scale, qkv, h, z1, scale1, hidden)
 
     def block(self, index: int) -> Kept:
         """(N, ...)"""
@@ -127,14 +130,13 @@ class FusedBlocks(torch.autograd.Function):
         each = len(Weights._fields)
         weights = [Weights(*cast("tuple[Any, ...]", flat[at : at + each])) for at in range(0, len(flat), each)]
         precision, laid = rounding(), _laid(weights, rounding())
-        kept, entered = Kept.room(x, laid, len(weights), weights[0].w1.shape[0]), [x]
+        kept = Kept.room(x, laid, len(weights), weights[0].w1.shape[0])
         for layer in range(len(weights) + 1):
             x = _launch_rows(x, layer, kept, gates, seed, weights, laid, drop, precision)
             if layer < len(weights):
                 attend(kept.qkv[layer], kept.h[layer], seed, SITES * layer, shape, heads, drop, precision)
-                entered += [x] if layer else []
-        norms = [norm for w in weights for norm in (w.norm_w, w.ff_norm_w)]
-        ctx.save_for_backward(gates, seed, laid, *norms, *entered, *kept)
+        norms = [norm for w in weights for norm in (w.norm_w, w.norm_b, w.ff_norm_w, w.ff_norm_b)]
+        ctx.save_for_backward(gates, seed, laid, *norms, *kept)
         ctx.peak, ctx.shape, ctx.heads, ctx.drop, ctx.precision, ctx.blocks = (
             peak, shape, heads, drop, precision, len(weights)
         )  # fmt: skip
@@ -145,27 +147,27 @@ class FusedBlocks(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dx: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         (gates, seed, laid, *rest), count, precision, peak = ctx.saved_tensors, ctx.blocks, ctx.precision, ctx.peak
-        norms, entered, kept = rest[: 2 * count], rest[2 * count : 3 * count], Kept(*rest[3 * count :])
-        (rows, d), f, gated = entered[0].shape, kept.hidden.shape[-1], gates is not None
+        norms, kept = [Norms(*rest[at : at + 4]) for at in range(0, 4 * count, 4)], Kept(*rest[4 * count :])
+        (rows, d), f, gated = dx.shape, kept.hidden.shape[-1], gates is not None
         program = _program(precision, dx.device)
         programs = shares(rows, program.rows)
         norm_parts = dx.new_empty(programs, count, 4 * d)
         dgates = None if gates is None else torch.empty_like(gates)
-        e2, e1, dhidden, dqkv = (torch.empty_like(like) for like in (kept.y, kept.y, kept.hidden, kept.qkv))
+        e2, e1, dhidden, dqkv = (torch.empty_like(like) for like in (kept.z, kept.z, kept.hidden, kept.qkv))
         dx = dx.contiguous()
         dx1 = dx  # not read where there is no block above
         for above in reversed(range(count + 1)):  # from the attention of the block above to that of the one below
             below, here, there = above - 1, min(above, count - 1), max(above - 1, 0)
             up, low = kept.block(here), kept.block(there)
-            dh, to_x, to_x1 = torch.empty_like(low.y), torch.empty_like(entered[0]), torch.empty_like(entered[0])
+            dh, to_x, to_x1 = torch.empty_like(low.z), torch.empty_like(dx), torch.empty_like(dx)
             told = (
                 (dx,) * 4
                 if gates is None or dgates is None
                 else (gates[0], gates[1 + here], dgates[0], dgates[1 + here])
             )
             cast(Any, rows_backward)[(programs,)](
-                dx, dqkv[here], entered[here], up.y, dx1, norms[2 * here], laid[here], *told,
-                low.x1, low.hidden, norms[2 * there + 1], laid[there], seed, peak,
+                dx, dqkv[here], up.z, up.scale, dx1, norms[here].w, norms[here].b, laid[here], *told,
+                low.z1, low.scale1, low.hidden, norms[there].ff_w, laid[there], seed, peak,
                 e2[there], dhidden[there], to_x1, e1[there], dh, to_x, norm_parts, rows, SITES * below, above, below,
                 D=d, F=f, SQUARES=_squares(gated), PARTS=count * 4 * d, ROWS=program.rows, DROP=ctx.drop,
                 MIX=below >= 0, PROJECT=above < count, UTILITY=gated, TOP=gated and above == count - 1,
@@ -177,8 +179,8 @@ class FusedBlocks(torch.autograd.Function):
                 break
             dx1 = to_x1
             attend_backward(low.qkv, dh, dqkv[below], seed, SITES * below, ctx.shape, ctx.heads, ctx.drop, precision)
-        factors = Factors(e2, kept.hidden, dhidden, kept.y1, e1, kept.h, dqkv, kept.y)
-        parts = (norm_parts, *weight_gradients(factors, gates, peak, ctx.heads, precision))
+        factors = Factors(e2, kept.hidden, dhidden, kept.z1, e1, kept.h, dqkv, kept.z)
+        parts = (norm_parts, *weight_gradients(factors, norms, gates, peak, ctx.heads, precision))
         found = added(*(part.flatten(1) for part in parts))
         gradients = zip(*(part.view(count, -1) for part in found), strict=True)
         flat = [gradient for parts in gradients for gradient in _gradients(parts, map_sizes(d, f), ctx.shapes)]
@@ -210,8 +212,8 @@ def _launch_rows(
     rho, g = (x, x) if gates is None else (gates[0], gates[1 + here])
     program = _program(precision, x.device)
     cast(Any, rows_forward)[(shares(rows, program.rows),)](
-        x, old.h, laid[before], w.out_b, w.ff_norm_w, w.ff_norm_b, w.b1, w.b2, seed, old.x1, old.y1, old.hidden, out,
-        w_new.norm_w, w_new.norm_b, laid[here], rho, g, new.y, new.qkv, rows, SITES * before,
+        x, old.h, laid[before], w.out_b, w.ff_norm_w, w.ff_norm_b, w.b1, w.b2, seed, old.z1, old.scale1, old.hidden,
+        out, w_new.norm_w, w_new.norm_b, laid[here], rho, g, new.z, new.scale, new.qkv, rows, SITES * before,
         D=d, F=f, SQUARES=_squares(gated), ROWS=program.rows, DROP=drop, MIX=mix, PROJECT=project, UTILITY=gated,
         STAGES=_stages(d, precision), PRECISION=precision, num_warps=program.warps,
     )  # fmt: skip

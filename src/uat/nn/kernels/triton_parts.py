@@ -249,8 +249,9 @@ def norm_backward(dy, z, scale, gamma, parts_ptr, d, D: tl.constexpr):
 
     Rows that are not there have dy = 0.
     """
-    tl.store(parts_ptr + d, tl.sum(dy * z, 0))
-    tl.store(parts_ptr + D + d, tl.sum(dy, 0))
+    dgamma, dbeta = tl.reduce((dy * z, dy), 0, _both_added)  # warps wait for each other once
+    tl.store(parts_ptr + d, dgamma)
+    tl.store(parts_ptr + D + d, dbeta)
     dz = dy * gamma[None, :]
     along = tl.sum(dz * z, 1) * (1 / D)
     return (dz - (tl.sum(dz, 1) * (1 / D))[:, None] - z * along[:, None]) * scale[:, None]

@@ -5,7 +5,8 @@ Forwards, of the block before (MIX) and of the block after (PROJECT):
   x1 = x + drop(W_o h + b_o); x2 = x1 + drop(W_2 relu(W_1 LN(x1) + b_1) + b_2)
   y = LN(x2); q, k, v = W y + gate ⊙ (W^u y) + U gate
 
-Backwards from the attention of the block above down to that of the block below. `triton_block.py` launches both.
+Backwards from the attention of the block above down to that of the block below. `triton_block.py` launches both. Of a
+norm z is kept, its rows before scale and bias, and what they were multiplied with: all that its way back needs.
 
 Shapes: N rows, D width, F feed-forward. Matrices lie side by side: SQUARES of (D, D), then W_1 and W_2.
 """
@@ -19,7 +20,6 @@ import triton.language as tl
 from uat.nn.kernels.triton_parts import (
     enlarged,
     norm_backward,
-    norm_rows,
     read,
     rectified,
     rounded,
@@ -34,8 +34,8 @@ from uat.nn.kernels.triton_parts import (
 
 @triton.jit(do_not_specialize=["site"])
 def rows_forward(
-    x_ptr, h_ptr, mix_ptr, out_b, ff_norm_w, ff_norm_b, b1_ptr, b2_ptr, seed_ptr, x1_ptr, y1_ptr, hidden_ptr, x2_ptr,
-    norm_w, norm_b, project_ptr, rho_ptr, g_ptr, y_ptr, qkv_ptr, N, site,
+    x_ptr, h_ptr, mix_ptr, out_b, ff_norm_w, ff_norm_b, b1_ptr, b2_ptr, seed_ptr, z1_ptr, scale1_ptr, hidden_ptr,
+    x2_ptr, norm_w, norm_b, project_ptr, rho_ptr, g_ptr, z_ptr, scale_ptr, qkv_ptr, N, site,
     D: tl.constexpr, F: tl.constexpr, SQUARES: tl.constexpr, ROWS: tl.constexpr, DROP: tl.constexpr, MIX: tl.constexpr,
     PROJECT: tl.constexpr, UTILITY: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -57,9 +57,7 @@ def rows_forward(
         if DROP > 0:
             change = thinned(change, seed, n, d, site + 1, DROP)
         x += change
-        write(x1_ptr + here, x, live)
-        y1 = rounded(norm_rows(x, ff_norm_w, ff_norm_b, d, D), PRECISION)
-        write(y1_ptr + here, y1, live)
+        y1 = _normed(x, ff_norm_w, ff_norm_b, z1_ptr + here, scale1_ptr + n, n < N, d, D, PRECISION)
         hidden = times_loaded(y1, w_up, PRECISION) if PRECISION == "half" else times(y1, up, f, d, D, PRECISION)
         hidden = rectified(hidden + tl.load(b1_ptr + f)[None, :], PRECISION)
         write(hidden_ptr + n[:, None] * F + f[None, :], hidden, live)
@@ -73,8 +71,7 @@ def rows_forward(
         x += change
         write(x2_ptr + here, x, live)
     if PROJECT:
-        y = rounded(norm_rows(x, norm_w, norm_b, d, D), PRECISION)
-        write(y_ptr + here, y, live)
+        y = _normed(x, norm_w, norm_b, z_ptr + here, scale_ptr + n, n < N, d, D, PRECISION)
         if UTILITY:
             rho = rounded(read(rho_ptr + here, live), PRECISION)
             g = rounded(read(g_ptr + here, live), PRECISION)
@@ -87,11 +84,20 @@ def rows_forward(
             write(qkv_ptr + n[:, None] * 3 * D + part * D + d[None, :], rounded(out, PRECISION), live)
 
 
+@triton.jit
+def _normed(x, w_ptr, b_ptr, z_ptr, scale_ptr, live, d, D: tl.constexpr, PRECISION: tl.constexpr):
+    """LayerNorm of each row, as products take it. What its way back needs goes to `z_ptr` and `scale_ptr`."""
+    z, scale = standardised(x, D)
+    write(z_ptr, rounded(z, PRECISION), live[:, None])
+    write(scale_ptr, scale, live)
+    return rounded(z * tl.load(w_ptr + d)[None, :] + tl.load(b_ptr + d)[None, :], PRECISION)
+
+
 @triton.jit(do_not_specialize=["site", "above", "below"])
 def rows_backward(
-    d2_ptr, dqkv_ptr, x_ptr, y_ptr, dres_ptr, norm_w, project_ptr, rho_ptr, g_ptr, drho_ptr, dg_ptr,
-    x1_ptr, hidden_ptr, ff_norm_w, mix_ptr, seed_ptr, peak_ptr, e2_ptr, dhidden_ptr, dx1_ptr, e1_ptr, dh_ptr, dx_ptr,
-    parts_ptr, N, site, above, below,
+    d2_ptr, dqkv_ptr, z_ptr, scale_ptr, dres_ptr, norm_w, norm_b, project_ptr, rho_ptr, g_ptr, drho_ptr, dg_ptr,
+    z1_ptr, scale1_ptr, hidden_ptr, ff_norm_w, mix_ptr, seed_ptr, peak_ptr, e2_ptr, dhidden_ptr, dx1_ptr, e1_ptr,
+    dh_ptr, dx_ptr, parts_ptr, N, site, above, below,
     D: tl.constexpr, F: tl.constexpr, SQUARES: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
     DROP: tl.constexpr, MIX: tl.constexpr, PROJECT: tl.constexpr, UTILITY: tl.constexpr, TOP: tl.constexpr,
     ENLARGED: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
@@ -112,10 +118,12 @@ def rows_backward(
             unit = small
             if ENLARGED:
                 unit = 1.0
-            y = read(y_ptr + here, live)
+            y = read(z_ptr + here, live).to(tl.float32) * tl.load(norm_w + d)[None, :] + tl.load(norm_b + d)[None, :]
+            y = rounded(y, PRECISION)
             rho = rounded(read(rho_ptr + here, live), PRECISION)
             g = rounded(read(g_ptr + here, live), PRECISION)
             dg = tl.zeros((ROWS, D), tl.float32)
+            drho = _narrowed(dg, ENLARGED)
         for part in tl.range(0, 3, num_stages=STAGES):
             dout = read(dqkv_ptr + n[:, None] * 3 * D + part * D + d[None, :], live)
             dy += times(dout, turned_ptr + part * D * D, d, d, D, PRECISION)
@@ -124,16 +132,14 @@ def rows_backward(
                 dy += times(scaled(dout, gate, PRECISION), turned_ptr + (3 + part) * D * D, d, d, D, PRECISION)
                 dgate = dout * times(y, project_ptr + (3 + part) * D * D, d, d, D, PRECISION)
                 dgate = (dgate + times(dout, turned_ptr + (6 + part) * D * D, d, d, D, PRECISION)) * unit
-                regime = live & (part == 0)
-                if TOP:
-                    write(drho_ptr + here, _narrowed(dgate, ENLARGED), regime)
-                else:  # the blocks share their rho
-                    so_far = read(drho_ptr + here, regime)
-                    write(drho_ptr + here, _narrowed(dgate + so_far, ENLARGED), regime)
+                drho = tl.where(part == 0, _narrowed(dgate, ENLARGED), drho)
                 dg += tl.where(part == 0, 0.0, dgate)
         if UTILITY:
+            if not TOP:  # the blocks share their rho
+                drho = _narrowed(drho.to(tl.float32) + read(drho_ptr + here, live), ENLARGED)
+            write(drho_ptr + here, drho, live)
             write(dg_ptr + here, _narrowed(dg, ENLARGED), live)
-        z, scale = standardised(read(x_ptr + here, live), D)
+        z, scale = read(z_ptr + here, live).to(tl.float32), read(scale_ptr + n, n < N)
         d2 = norm_backward(dy * small, z, scale, tl.load(norm_w + d), parts_ptr + (4 * above + 2) * D, d, D)
         d2 += read(dres_ptr + here, live)
     else:
@@ -143,7 +149,7 @@ def rows_backward(
         out_w = mix_ptr + total + (SQUARES - 1) * D * D
         up = out_w + D * D
         if PRECISION == "half":
-            x1 = read(x1_ptr + here, live)
+            z1 = read(z1_ptr + here, live)
             hidden = read(hidden_ptr + n[:, None] * F + f[None, :], live)
             w_down, w_up = tl.load(up + D * F + f[None, :] * D + d[:, None]), tl.load(up + d[None, :] * F + f[:, None])
             w_out = tl.load(out_w + d[None, :] * D + d[:, None])
@@ -163,8 +169,8 @@ def rows_backward(
             dy = times_loaded(dhidden, w_up, PRECISION) * small
         else:
             dy = times(dhidden, up, d, f, F, PRECISION)
-            x1 = read(x1_ptr + here, live)
-        z, scale = standardised(x1, D)
+            z1 = read(z1_ptr + here, live)
+        z, scale = z1.to(tl.float32), read(scale1_ptr + n, n < N)
         d2 += norm_backward(dy, z, scale, tl.load(ff_norm_w + d), parts_ptr + 4 * below * D, d, D)
         write(dx1_ptr + here, d2, live)
         e1 = d2
