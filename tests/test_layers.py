@@ -13,9 +13,11 @@ import uat
 
 ROOT = Path(uat.__file__).parent
 MAY_IMPORT: dict[str, set[str]] = {
-    "types": set(),
+    "compiling": set(),
+    "clock_kernel": set(),
+    "types": {"compiling", "clock_kernel"},
     "noise_kernel": set(),
-    "noise": {"noise_kernel"},
+    "noise": {"compiling", "noise_kernel"},
     "nn": {"types"},
     "methods": {"types", "nn", "noise", "acting"},
     "data": {"types", "noise"},
@@ -148,6 +150,7 @@ LOADED_WHEN_USED = {
             "gates",
             "nll",
             "outer",
+            "pack",
             "parts",
             "past",
             "play",
@@ -157,6 +160,7 @@ LOADED_WHEN_USED = {
             "weights",
         )
     },
+    "clock_kernel.py": {"triton"},
     "noise_kernel.py": {"triton"},
     "domains/darkroom/kernel.py": {"triton"},
     "domains/sepsis/kernel.py": {"triton"},

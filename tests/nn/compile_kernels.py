@@ -34,7 +34,7 @@ from uat.training.optimizing import build_optimizer
 from uat.training.trainer import build_policy
 from uat.types import Batch, Step
 
-POINTERS = {torch.float32: "*fp32", torch.float16: "*fp16", torch.int64: "*i64", torch.bool: "*i1"}
+POINTERS = {torch.float32: "*fp32", torch.float16: "*fp16", torch.int64: "*i64", torch.int32: "*i32", torch.bool: "*i1"}
 PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
 EPISODES = 256
 FLAGS = ("gates-outside", "three")

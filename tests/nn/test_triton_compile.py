@@ -25,6 +25,7 @@ ONLY_DEALT = (("uat", "_play"), ("uat", "three", "_play"))
 WIDE, HALF_WIDE = ("method.d_utility=256", "method.d_hidden=128"), ("method.d_utility=64", "method.d_hidden=64")
 """Gates whose weights take much of shared memory."""
 ALL = {
+    "_pack",
     "_step",
     "_play",
     "rows_backward",
@@ -40,7 +41,8 @@ ALL = {
 @pytest.mark.parametrize(
     ("architecture", "precision", "given"),
     [
-        ("90", "fp32", ("uat", *SMALL, "_step", "_play")),
+        ("90", "fp32", ("uat", *SMALL, "_pack", "_step", "_play")),
+        ("90", "tf32", ("uat", "_pack")),
         ("90", "tf32", ("uat", "gates-outside", "_weights")),
         ("90", "tf32", ("uat", "_play")),
         ("90", "tf32", ("uat", "three", "_play")),

@@ -15,11 +15,6 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from tests.builders import randomise
-from uat.domains.darkroom.world import DarkRoomConfig, DarkRoomSimulator
-from uat.methods import METHODS
-from uat.methods.policy import TransformerPolicy
-from uat.nn.blocks import Block
 from uat.nn.kernels.triton_dealt import (
     deal,
     dealt,
@@ -29,9 +24,6 @@ from uat.nn.kernels.triton_dealt import (
     key_place,
     value_place,
 )
-from uat.nn.kernels.triton_step import pack
-from uat.nn.kernels.whole import projections
-from uat.training.surroundings import precision
 
 DEVICE = "cuda" if CUDA else "cpu"
 SIZES = [(16, 16), (16, 64), (32, 32), (64, 16), (64, 64), (64, 128), (128, 64)]
@@ -118,28 +110,3 @@ def test_no_two_entries_share_a_place(d: int, s: int) -> None:
         launch(_remember, keys, values, k_SD, v_SD, step, D=d, S=s)
     assert len(keys.unique()) == len(values.unique()) == d * s
     assert bool((keys > 0).all() & (values > 0).all())
-
-
-@pytest.mark.parametrize("method", ["vanilla", "uat", "uat-no-q"])
-@pytest.mark.parametrize(("d", "heads", "f"), [(16, 2, 32), (32, 1, 32), (64, 4, 128)])
-def test_weights_are_packed_as_if_each_was_dealt_alone(method: str, d: int, heads: int, f: int) -> None:
-    spec = DarkRoomSimulator(DarkRoomConfig(size=5, horizon=4), DEVICE).spec
-    config = METHODS[method].configure(d_model=d, num_heads=heads, d_ff=f, num_layers=2)
-    policy = randomise(METHODS[method].build(spec, config), 1).float().to(DEVICE)
-    assert isinstance(policy, TransformerPolicy)
-    with precision("tf32"):
-        found, expected = pack(policy.backbone, policy.gates), []
-    for block in policy.backbone.blocks:
-        assert isinstance(block, Block)
-        a, (up, _, down) = block.attention, block.ff
-        weight, bias = projections(a.project)
-        expected += [deal(part, narrow=True) for part in weight.split(d)]
-        expected += [deal(torch.block_diag(*part), narrow=True, short=True) for part in ([] if bias is None else bias)]
-        expected += [deal(cast(Tensor, part.weight), narrow=True) for part in (a.out, up, down)]
-    assert found.dealt
-    assert torch.equal(found.matrices, torch.cat(expected).half())
-    if policy.gates is not None:
-        assert found.feedback is not None
-        token = cast(Tensor, policy.gates.token.weight)
-        wider = torch.nn.functional.pad(token, (0, max(16, token.shape[1]) - token.shape[1]))
-        assert torch.equal(found.feedback.token, torch.cat([deal(part) for part in wider.split(d)]))

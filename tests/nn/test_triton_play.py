@@ -3,10 +3,12 @@
 # ruff: noqa: E402 (what needs Triton is imported where there is Triton)
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 CUDA = torch.cuda.is_available()
 pytest.importorskip("triton")
@@ -17,7 +19,7 @@ from uat.domains.darkroom.world import DarkRoomConfig, DarkRoomSimulator
 from uat.methods import METHODS
 from uat.methods.policy import Policy, TransformerPolicy
 from uat.methods.uat import UAT
-from uat.nn.kernels import triton_play, triton_step
+from uat.nn.kernels import triton_pack, triton_play, triton_step
 from uat.noise import gumbel
 from uat.training.surroundings import precision
 from uat.types import Noise, Step, Trajectory
@@ -162,7 +164,7 @@ def test_noise_may_lie_in_any_order() -> None:
 def test_in_half_precision_they_are_those_of_the_fused_step(
     method: str, sizes: dict[str, int], horizon: int, worlds: int, beside: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keys that were not written yet are no numbers here, and do not matter."""
+    """Keys and values that were not written yet are no numbers here, and do not matter."""
     simulator = room(horizon=horizon)
     policy = build(method, simulator, **sizes)
     policy.share_device(beside)
@@ -170,12 +172,7 @@ def test_in_half_precision_they_are_those_of_the_fused_step(
     policy.fused = simulator.fused = True
     empty = triton_play._room
 
-    def poisoned(*given: Any) -> torch.Tensor:
-        past = empty(*given)
-        past[:, 0] = torch.nan
-        return past
-
-    monkeypatch.setattr(triton_play, "_room", poisoned)
+    monkeypatch.setattr(triton_play, "_room", lambda *given: empty(*given).fill_(torch.nan))
     with precision("tf32"):
         whole = rollout(policy, simulator, noise, drawn)
         state, logits = policy.init_state(worlds, horizon, DEVICE), []
@@ -187,6 +184,38 @@ def test_in_half_precision_they_are_those_of_the_fused_step(
             now, state = policy.step(state, Step(obs=whole.obs[:, t], first=first, **told))
             logits.append(now)
     assert torch.equal((torch.stack(logits, 1) + drawn).argmax(-1), whole.action)
+
+
+class Launches(TorchDispatchMode):
+    """Names what would be launched: our own kernels, which do not run here, and what torch does beside views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view and "empty" not in str(func):
+            self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+    def kernel(self, name: str) -> Any:
+        return defaultdict(lambda: lambda *args, **given: self.names.append(name))
+
+
+@pytest.mark.parametrize("method", ["uat", "vanilla"])
+def test_a_rollout_is_two_launches(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulator = room()
+    policy = build(method, simulator)
+    noise, drawn = some_noise(simulator, 3)
+    policy.fused = simulator.fused = True
+    with precision("tf32"):
+        rollout(policy, simulator, noise, drawn)  # orders and the like are made once
+        seen = Launches()
+        monkeypatch.setattr(triton_pack, "_pack", seen.kernel("_pack"))
+        monkeypatch.setattr(triton_play, "_play", seen.kernel("_play"))
+        with seen:
+            rollout(policy, simulator, noise, drawn)
+    assert seen.names == ["_pack", "_play"]
 
 
 def test_noise_may_be_of_double_precision() -> None:

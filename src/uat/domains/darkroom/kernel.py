@@ -7,6 +7,7 @@ The slow twin of both is `DarkRoomSimulator.step`.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -14,12 +15,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from uat.domains.darkroom import world as rules
 from uat.types import Inside, Noise, Trajectory
 
 if TYPE_CHECKING:
     from uat.domains.darkroom.world import DarkRoomSimulator, Grid
 
 BLOCK = 32
+CUE_CHANCE, COIN_CHANCE = tl.constexpr(rules.CUE_CHANCE), tl.constexpr(rules.COIN_CHANCE)
 
 
 class Moved(NamedTuple):
@@ -57,52 +60,56 @@ def move(
 
 
 def inside(simulator: DarkRoomSimulator, noise: Noise) -> Inside:
-    """The same worlds for a policy that plays them in one launch."""
-    grid, steps = simulator.grid, simulator.spec.horizon
-    world, _ = simulator.reset(noise)
-    streams, device = len(world.position_B), world.position_B.device
-    position_BT = world.position_B.new_empty(streams, steps)
-    position_BT[:, 0] = world.position_B
-    goal_BT = simulator.goals(world)
-    reward_BT, target_BT = grid.reward_ACG.new_empty(streams, steps), torch.empty_like(position_BT)
+    """The same worlds for a policy that plays them in one launch, which reads the noise itself."""
+    grid, steps, streams = simulator.grid, simulator.spec.horizon, len(noise["start"])
+    position_BT, target_BT = (noise["start"].new_empty(streams, steps) for _ in range(2))
+    goal_BT, reward_BT = simulator.goals(noise["goal"]), grid.reward_ACG.new_empty(streams, steps)
     obs_BTO = grid.obs_2CGO.new_empty(streams, steps, grid.obs_2CGO.shape[-1])
 
     def trajectory(action_BT: Tensor) -> Trajectory:
-        done_BT = torch.zeros(streams, steps, dtype=torch.bool, device=device)
-        done_BT[:, -1] = True
+        done_BT, valid_BT = _ends(streams, steps, action_BT.device)
         return Trajectory(
             obs=obs_BTO,
             action=action_BT,
             reward=reward_BT,
             done=done_BT,
             target=target_BT,
-            valid=torch.ones_like(done_BT),
+            valid=valid_BT,
             facts={"position": position_BT, "goal": goal_BT},
         )
 
     tables = (grid.next_AC, grid.reward_ACG, grid.obs_2CGO, grid.expert_2CG)
     to_note = (position_BT, reward_BT, obs_BTO, target_BT)
-    drawn = (goal_BT, world.fires_BT.contiguous(), world.coin_BT.contiguous())
-    sizes = (grid.walls_CO.shape[0], obs_BTO.shape[-1])
+    drawn = (noise["start"].contiguous(), goal_BT, noise["cue"].contiguous(), noise["tie"].contiguous())
+    sizes = (grid.walls_CO.shape[0], obs_BTO.shape[-1], *goal_BT.stride())
     return Inside(_start, _look, _note, _move_on, (*tables, *to_note, *drawn, *sizes), trajectory)
+
+
+@functools.cache
+def _ends(streams: int, steps: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """`done` and `valid` of episodes that all end at the horizon: always the same, so that nobody may write there."""
+    valid_BT = torch.ones(streams, steps, dtype=torch.bool)
+    done_BT = torch.zeros_like(valid_BT)
+    done_BT[:, -1] = True
+    return done_BT.to(device), valid_BT.to(device)
 
 
 @triton.jit
 def _start(stream, live, world, T: tl.constexpr):
-    """Positions."""
-    (_, _, _, _, positions, _, _, _, _, _, _, _, _) = world
-    return tl.load(positions + stream * T, mask=live, other=0).to(tl.int32)
+    """Position and goal as one number; positions are written down."""
+    (_, _, _, _, positions, _, _, _, starts, goals, _, _, cells, _, goal_stride, _) = world
+    position = tl.load(starts + stream, mask=live, other=0)
+    goal = tl.load(goals + stream * goal_stride, mask=live, other=0)
+    tl.store(positions + stream * T, position, mask=live)
+    return (position * cells + goal).to(tl.int32)
 
 
 @triton.jit
-def _look(t, position, stream, live, o, world, T: tl.constexpr, FETCH: tl.constexpr):
-    """What is observed at step t. Known: position and goal as one number, and the expert's action."""
-    (_, _, obs_ptr, expert_ptr, _, _, _, _, goals, fires_ptr, coins, cells, width) = world
-    at = stream * T + t
-    goal = tl.load(goals + at, mask=live, other=0).to(tl.int32)
-    coin = tl.load(coins + at, mask=live, other=0).to(tl.int32)
-    fires = tl.load(fires_ptr + stream * (T + 1) + t, mask=live, other=0).to(tl.int32)
-    spot = position * cells + goal
+def _look(t, spot, stream, live, o, world, T: tl.constexpr, FETCH: tl.constexpr):
+    """What is observed at step t. Known: position and goal, and the expert's action."""
+    (_, _, obs_ptr, expert_ptr, _, _, _, _, _, _, cues, ties, cells, width, _, _) = world
+    coin = (tl.load(ties + stream * T + t, mask=live, other=0.0) >= COIN_CHANCE).to(tl.int32)
+    fires = (tl.load(cues + stream * (T + 1) + t, mask=live, other=1.0) < CUE_CHANCE).to(tl.int32)
     row = (fires * cells * cells + spot).to(tl.int64)[:, None] * width + o[None, :]
     seen = FETCH(obs_ptr + row, live[:, None] & (o < width)[None, :])
     return seen, (spot, tl.load(expert_ptr + coin * cells * cells + spot, mask=live, other=0))
@@ -111,7 +118,7 @@ def _look(t, position, stream, live, o, world, T: tl.constexpr, FETCH: tl.conste
 @triton.jit
 def _note(t, seen, known, stream, live, o, world, T: tl.constexpr, PUT: tl.constexpr):
     """Writes down what was observed, and the expert's action."""
-    (_, _, _, _, _, _, to_obs, to_target, _, _, _, _, width) = world
+    (_, _, _, _, _, _, to_obs, to_target, _, _, _, _, _, width, _, _) = world
     _, target = known
     at = stream * T + t
     PUT(to_obs + at[:, None] * width + o[None, :], seen, live[:, None] & (o < width)[None, :])
@@ -121,14 +128,16 @@ def _note(t, seen, known, stream, live, o, world, T: tl.constexpr, PUT: tl.const
 @triton.jit
 def _move_on(t, known, stream, live, action, world, T: tl.constexpr):
     """What the action of step t earns, and where it leads; both are written down."""
-    (next_ptr, reward_ptr, _, _, positions, to_reward, _, _, _, _, _, cells, _) = world
+    (next_ptr, reward_ptr, _, _, positions, to_reward, _, _, _, goals, _, _, cells, _, goal_stride, goal_step) = world
     spot, _ = known
     at = stream * T + t
     after = tl.load(next_ptr + action * cells + spot // cells, mask=live, other=0)
     reward = tl.load(reward_ptr + action * cells * cells + spot, mask=live, other=0.0)
-    tl.store(positions + at + 1, after, mask=live & (t + 1 < T))
+    goes_on = live & (t + 1 < T)
+    goal = tl.load(goals + stream * goal_stride + (t + 1) * goal_step, mask=goes_on, other=0)
+    tl.store(positions + at + 1, after, mask=goes_on)
     tl.store(to_reward + at, reward, mask=live)
-    return reward, after.to(tl.int32)
+    return reward, (after * cells + goal).to(tl.int32)
 
 
 @triton.jit

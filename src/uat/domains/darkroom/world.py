@@ -28,6 +28,7 @@ STAY, UP, DOWN, LEFT, RIGHT = range(5)
 MOVES = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))
 CUE_REACH = 2
 CUE_CHANCE = 0.5
+COIN_CHANCE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,7 +167,7 @@ class DarkRoomSimulator:
             position_B=noise["start"],
             goal_BK=noise["goal"],
             fires_BT=(noise["cue"] < CUE_CHANCE).long(),
-            coin_BT=(noise["tie"] >= 0.5).long(),
+            coin_BT=(noise["tie"] >= COIN_CHANCE).long(),
             ended_B=torch.zeros_like(noise["start"], dtype=torch.bool),
         )
         return world, self._observe(world)
@@ -205,11 +206,11 @@ class DarkRoomSimulator:
 
         return inside(self, noise)
 
-    def goals(self, world: World) -> Tensor:
-        """(B, T) the goal at each step."""
+    def goals(self, goal_BK: Tensor) -> Tensor:
+        """(B, T) the goal at each step; a view where it never moves."""
         bounds = pairwise((0, *self.config.shift_steps, self.spec.horizon))
-        parts = [world.goal_BK[:, k, None].expand(-1, end - begin) for k, (begin, end) in enumerate(bounds)]
-        return torch.cat(parts, dim=1)
+        parts = [goal_BK[:, k, None].expand(-1, end - begin) for k, (begin, end) in enumerate(bounds)]
+        return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
     def _done(self, after: World) -> Tensor:
         return ~after.ended_B if after.t == self.spec.horizon else after.ended_B

@@ -71,7 +71,7 @@ def fused_play(
     action_BT = torch.empty(streams, steps, dtype=torch.long, device=positions.device)
     nothing = Step(  # the kernel makes its own: of a step only the widths count here
         obs=positions.new_empty(0, cast(Vector, spec.obs).width),
-        prev_action=action_BT[:, 0],
+        prev_action=action_BT[:0, 0],
         prev_reward=positions.new_empty(0),
         first=positions.new_empty(0, dtype=torch.bool),
     )
@@ -100,14 +100,22 @@ def _leave_shared_memory(function: int) -> None:
 
 
 def _room(backbone: Transformer, packed: Packed, streams: int, steps: int, real: int) -> Tensor:
-    """For keys and values, (L, 2, B, H, S, E). Where they are dealt it holds a whole chunk, and values are numbers from
-    the start: some that are not there yet are read, and weigh nothing."""
+    """For keys and values, (L, 2, B, H, S, E). Where they are dealt it holds a whole chunk."""
     c, whole = backbone.config, at_once(packed, steps, real)
     shape = (c.num_layers, 2, streams, c.num_heads, triton_step.CHUNK if whole else steps, c.d_model // c.num_heads)
-    past = packed.matrices.new_empty(shape)
-    if whole:
-        past[:, 1].zero_()
-    return past
+    return packed.matrices.new_empty(shape)
+
+
+@triton.jit
+def _clear_values(kv_ptr, start, B, KV, D: tl.constexpr, L: tl.constexpr, REAL: tl.constexpr, CHUNK: tl.constexpr):
+    """Zeros where the values of a program's streams will be."""
+    at = tl.arange(0, REAL * CHUNK * D)
+    own = start + at // (CHUNK * D) < B
+    values_ptr = kv_ptr + tl.cast(start, tl.int64) * CHUNK * D + tl.cast(KV, tl.int64)
+    for _ in tl.range(0, L, num_stages=1):
+        tl.store(values_ptr + at, tl.zeros((REAL * CHUNK * D,), kv_ptr.dtype.element_ty), mask=own)
+        values_ptr += 2 * tl.cast(KV, tl.int64)
+    tl.debug_barrier()
 
 
 @triton.jit
@@ -139,6 +147,8 @@ def _play(
         to_score = scoring(head_w, head_b, d, a, A, D)
         if UTILITY:
             to_hear = hearing(w1_ptr, w2_ptr, regime_ptr, d, J, J_ROOM, HIDDEN, U)
+    if AT_ONCE:  # some values that are not there yet are read and weigh nothing, so they must be numbers
+        _clear_values(kv_ptr, start, B, KV, D, L, REAL, CHUNK)
     spot = START(stream, live, world, T)
     for t in tl.range(0, T, num_stages=1):
         # what takes longest to come is asked for first

@@ -13,16 +13,15 @@ U is filled up with zeros to a size that matrix products take; UBAR of them are 
 # pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
-import functools
 import math
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from uat.nn.blocks import Block, Transformer
+from uat.nn.blocks import Transformer
 from uat.nn.cache import KVCache
 from uat.nn.encoders import IdEmbedding, VectorEncoder
 from uat.nn.heads import DiscreteHead, Head
@@ -40,9 +39,9 @@ from uat.nn.kernels.triton_acting import (
     scoring,
     think,
 )
-from uat.nn.kernels.triton_dealt import deal
+from uat.nn.kernels.triton_pack import Packed, fused_pack
 from uat.nn.kernels.triton_parts import shares
-from uat.nn.kernels.whole import Feedback, feedback, hidden_units, power_of_two, projections, room
+from uat.nn.kernels.whole import hidden_units, power_of_two, room
 from uat.nn.utility import UtilityGates
 from uat.types import Step
 
@@ -59,18 +58,6 @@ HELD = 64 * 128
 """Most weights of a matrix in half precision that registers hold while they are on their way."""
 WIDEST = 128
 """Most entries of an observation, or actions, that are read inside the kernel; more are read outside."""
-
-
-class Packed(NamedTuple):
-    """Weights as `_step` and `_play` read them: of all layers side by side, and of what makes gates."""
-
-    matrices: Tensor
-    """In the type that products take, which is that of keys and values as well."""
-    vectors: Tensor
-    """Scales and biases, in float32 however products round; after the last layer's those of the last norm."""
-    feedback: Feedback | None
-    dealt: bool
-    """Whether matrices lie as threads take them; those that make gates g of u as well, where they are small."""
 
 
 def unfit(backbone: Transformer, utility: UtilityGates | None) -> str | None:
@@ -98,58 +85,11 @@ def unfit(backbone: Transformer, utility: UtilityGates | None) -> str | None:
     return None
 
 
-@torch.no_grad()
 def pack(backbone: Transformer, utility: UtilityGates | None) -> Packed:
-    """The weights as they are now, by a few launches: this happens in each rollout."""
+    """The weights as they are now: this happens in each rollout."""
     c, half = backbone.config, rounding() == "half"
-    dealt, gated = half and c.d_model <= 64 and c.d_model * c.d_ff <= HELD, False
-    matrices: list[Tensor] = []
-    vectors: list[Tensor] = []
-    for block in backbone.blocks:
-        assert isinstance(block, Block)
-        a, (ff1, _, ff2) = block.attention, block.ff
-        weight, bias = projections(a.project)
-        gated = bias is not None
-        matrices += [weight, *([] if bias is None else [bias]), a.out.weight, cast(Tensor, ff1.weight)]
-        matrices.append(cast(Tensor, ff2.weight))
-        vectors += [block.attention_norm.weight, block.attention_norm.bias, a.out.bias]
-        vectors += [block.ff_norm.weight, block.ff_norm.bias, cast(Tensor, ff2.bias), cast(Tensor, ff1.bias)]
-    vectors += [backbone.last_norm.weight, backbone.last_norm.bias]
-    if dealt:
-        matrices.append(backbone.positions.new_zeros(1))  # beside diagonals
-    packed, told = torch.cat([part.flatten() for part in matrices]), None if utility is None else feedback(utility)
-    if half:
-        most = torch.finfo(torch.float16).max
-        packed = packed.clamp(-most, most).half()
-    if dealt:
-        order = _order(c.d_model, c.d_ff, c.num_heads, c.num_layers, gated, packed.device)
-        packed = packed[order]
-        if told is not None and c.d_model * told.token.shape[1] <= SMALL.value:
-            token = told.token.flatten()[_token_order(c.d_model, c.num_layers, told.token.shape[1], packed.device)]
-            told = told._replace(token=token)
-    return Packed(packed, torch.cat([part.flatten() for part in vectors]), told, dealt)
-
-
-@functools.cache
-def _order(d: int, f: int, heads: int, layers: int, gated: bool, device: torch.device) -> Tensor:
-    """Of each number of the matrices as they are dealt, its place where they lie side by side; the place after the last
-    stands for the nothing beside diagonals."""
-    square, each = d * d, d // heads
-    sizes = [6 * square, 3 * d * each, square, f * d, d * f] if gated else [3 * square, 0, square, f * d, d * f]
-    total = sum(sizes)
-    weight, u, out, up, down = torch.arange(1, total + 1).split(sizes)
-    parts = [deal(part, narrow=True) for part in weight.view(-1, d).split(d)]
-    parts += [deal(torch.block_diag(*part), narrow=True, short=True) for part in u.view(-1, heads, each, each)]
-    parts += [deal(part, narrow=True) for part in (out.view(d, d), up.view(f, d), down.view(d, f))]
-    order = torch.cat(parts) - 1
-    places = [torch.where(order < 0, layers * total, order + layer * total) for layer in range(layers)]
-    return torch.cat(places).to(device)
-
-
-@functools.cache
-def _token_order(d: int, layers: int, width: int, device: torch.device) -> Tensor:
-    numbers = torch.arange(layers * d * width).view(layers * d, width)
-    return torch.cat([deal(part) for part in numbers.split(d)]).to(device)
+    dealt = half and c.d_model <= 64 and c.d_model * c.d_ff <= HELD
+    return fused_pack(backbone, utility, half=half, dealt=dealt)
 
 
 def fused_step(

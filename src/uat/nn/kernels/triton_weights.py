@@ -64,7 +64,8 @@ def weight_gradients(
     project_parts = torch.empty(splits, layers, total, device=peak.device)
     projects = 3 * (d // high) * (d // wide)
     cast(Any, _weights)[(splits, projects + sum(maps), layers)](
-        *factors, *zip(*norms, strict=True), factors.z if gates is None else gates, peak, map_parts, project_parts, rows,
+        *factors, *zip(*norms, strict=True), factors.z if gates is None else gates, peak, map_parts, project_parts,
+        rows,
         D=d, F=f, E=size, H=heads, L=layers, HIGH=tile.high, WIDE=tile.wide, PROJECT_HIGH=high, PROJECT_WIDE=wide,
         PROJECTS=projects, TILES0=maps[0], TILES1=maps[1], ROWS=tile.rows, TURNS=shares(rows, splits * tile.rows),
         UTILITY=gated, PRECISION=precision, num_warps=tile.warps(max(high, tile.high)),
@@ -97,7 +98,8 @@ def _weights(
             gate_ptr += (before + N) * D
         _project(
             dqkv_ptr + before * 3 * D, z_ptr + before * D, _of(norm_ws, layer), _of(norm_bs, layer), gate_ptr,
-            projects_ptr + at * total, small, N, split, tile, D, E, H, PROJECT_HIGH, PROJECT_WIDE, ROWS, TURNS, UTILITY, PRECISION,
+            projects_ptr + at * total, small, N, split, tile,
+            D, E, H, PROJECT_HIGH, PROJECT_WIDE, ROWS, TURNS, UTILITY, PRECISION,
         )  # fmt: skip
     else:
         tile -= PROJECTS
@@ -106,7 +108,8 @@ def _weights(
             a, b = e2_ptr + before * D, hidden_ptr + before * F
             outer_tile(a, b, to, to, to, small, N, split, D, F, tile, D, F, HIGH, WIDE, ROWS, TURNS, False, PRECISION)
         elif tile < TILES0 + TILES1:
-            a, b, w, bias = dhidden_ptr + before * F, z1_ptr + before * D, _of(ff_norm_ws, layer), _of(ff_norm_bs, layer)
+            a, b = dhidden_ptr + before * F, z1_ptr + before * D
+            w, bias = _of(ff_norm_ws, layer), _of(ff_norm_bs, layer)
             to += D * F + D
             tile -= TILES0
             outer_tile(a, b, w, bias, to, small, N, split, F, D, tile, F, D, HIGH, WIDE, ROWS, TURNS, True, PRECISION)
