@@ -8,9 +8,13 @@ import importlib.util
 import torch
 
 
-@functools.cache
 def compiles(device: torch.device) -> bool:
-    """Whether Triton is there, and this device a GPU that it serves."""
-    if device.type != "cuda" or torch.version.hip is not None or importlib.util.find_spec("triton") is None:
+    """Whether Triton is there, and this device a GPU whose instructions the kernels name."""
+    if device.type != "cuda" or torch.version.hip is not None or not _has_triton():
         return False
     return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None

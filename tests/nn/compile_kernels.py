@@ -53,14 +53,16 @@ class Compiler:
         options = {name: given.pop(name) for name in ("num_warps", "num_stages") if name in given}
         values = dict(zip((p.name for p in kernel.params), args, strict=False)) | given
         signature: dict[str, Any] = {}
-        constants: dict[tuple[int], Any] = {}
+        constants: dict[tuple[int, ...], Any] = {}
         even: dict[tuple[int, ...], Any] = {}
         for index, parameter in enumerate(kernel.params):
             value = values[parameter.name]
-            signature[parameter.name] = kind = "constexpr" if parameter.is_constexpr else self.type_of(value)
+            kind = "constexpr" if parameter.is_constexpr else self.type_of(value, plain=parameter.do_not_specialize)
+            signature[parameter.name] = kind
             if kind == "constexpr":
                 constants[(index,)] = value
             elif isinstance(value, tuple):
+                constants |= {(index, at): value[at] for at, part in enumerate(kind) if part == "constexpr"}
                 even |= {(index, at): EVEN for at, part in enumerate(value) if isinstance(part, torch.Tensor)}
             elif isinstance(value, torch.Tensor) or value % 16 == 0:
                 even[(index,)] = EVEN
@@ -72,12 +74,15 @@ class Compiler:
         compiled = triton.compile(ASTSource(kernel, signature, constants, even), target=target, options=options)
         print(json.dumps({"kernel": kernel.fn.__name__, "shared": compiled.metadata.shared, **self.usage(compiled)}))
 
-    def type_of(self, value: Any) -> Any:
+    def type_of(self, value: Any, *, plain: bool) -> Any:
+        """As a launch would have it: also a 1 is a constant, unless it is asked to be `plain`."""
         if isinstance(value, tuple):
-            return tuple(self.type_of(part) for part in value)
+            return tuple(self.type_of(part, plain=plain) for part in value)
         if isinstance(value, torch.Tensor):
             return POINTERS[value.dtype]
-        return "constexpr" if value is None else "i32" if isinstance(value, int) else "fp32"
+        if value is None or (value == 1 and isinstance(value, int) and not plain):
+            return "constexpr"
+        return "i32" if isinstance(value, int) else "fp32"
 
     def usage(self, compiled: Any) -> dict[str, int]:
         suffix = "a" if self.architecture >= 90 else ""

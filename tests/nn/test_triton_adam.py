@@ -198,6 +198,14 @@ def test_so_are_very_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
         assert fits(optimizer) is fit
 
 
+@pytest.mark.parametrize("compiles", [False, True])
+def test_it_is_for_devices_that_kernels_are_compiled_for(*, compiles: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = build(SMALL)
+    give_gradients(optimizer, 0)
+    monkeypatch.setattr(kernels, "compiles", lambda device: compiles)
+    assert kernels.can_descend(optimizer) is compiles
+
+
 def test_an_optimize_step_takes_it_where_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients are clipped in memory by torch alone."""
     found, empty = [], torch.zeros(1, 1, device=DEVICE)

@@ -95,6 +95,7 @@ def test_a_batch_between_two_that_are_there_is_drawn() -> None:
         player.batch(begin)
     own = Drawing().noise(torch.arange(6, 6 + COUNT), 0)
     assert all(torch.equal(value, own[name]) for name, value in player.batch(6).items())
+    assert player.asked[-1] == (6, COUNT)
 
 
 def test_tensors_of_any_type_lie_side_by_side() -> None:

@@ -17,7 +17,7 @@ from uat.recipes import recipe
 from uat.runs import Run, RunError, load_policy, read_tensors, write_tensors
 from uat.training.checkpoint import standing_of
 from uat.training.playing import Player, play_all
-from uat.training.surroundings import pick_device, precision
+from uat.training.surroundings import current, pick_device, precision
 from uat.types import Score
 
 CEILING, EXPERT, RANDOM = "ceiling", "expert", "random"
@@ -71,7 +71,7 @@ def evaluate(
     if episodes not in (None, count):
         raise ValueError(f"episodes={episodes} is not what {config.domain_name} is tested on: all of its {count}")
     policy = load_policy(run.path).to(chosen)
-    with precision(config.train.precision):
+    with current(chosen), precision(config.train.precision):
         found = {config.method_name: _measure(domain, policy, count, chosen)}
         if references:
             found |= reference_episodes(run, count, chosen)

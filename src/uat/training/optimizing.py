@@ -66,7 +66,7 @@ def optimize(
     counts = ranks.sum([count for _, count in losses.values()])
     parts = {name: total / count.clamp_min(1) for (name, (total, _)), count in zip(losses.items(), counts, strict=True)}
     optimizer.zero_grad(set_to_none=True)
-    (torch.stack(list(parts.values())).sum() if len(parts) > 1 else next(iter(parts.values()))).backward()
+    (torch.stack(list(parts.values())).sum() if len(parts) != 1 else next(iter(parts.values()))).backward()
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     learnt = [p for p in parameters if p.grad is not None]
     for p, gradient in zip(learnt, ranks.sum([p.grad for p in learnt if p.grad is not None]), strict=True):

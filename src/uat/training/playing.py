@@ -70,6 +70,8 @@ class Drawn(NamedTuple):
         """How many batches of so many to draw from here. Whoever goes on gets twice as many as before, while they fit;
         whoever starts again, as with each validation, all that it came to, if they do."""
         batches, taken = (self.end - self.begin) // count, self.rows.nbytes
+        if (begin - self.begin) % count:
+            return 1  # one that lies between those of before: nobody goes through batches so
         if begin >= self.end:
             return max(1, min(AHEAD, 2 * batches) if 2 * taken <= MOST_BYTES else batches)
         again = self.end - begin

@@ -21,6 +21,11 @@ def pick_device(device: torch.device | str | None = None) -> torch.device:
     return chosen
 
 
+def current(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Graphs are captured, and kernels launched, on this device inside: there may be several."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
 @contextlib.contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """torch's own generators start from this seed inside, and are as they were outside."""

@@ -22,7 +22,7 @@ from uat.noise import derive
 from uat.runs import Run
 from uat.training.capture import InTurn, own_stream
 from uat.training.progress import Progress
-from uat.training.surroundings import pick_device, precision, seeded
+from uat.training.surroundings import current, pick_device, precision, seeded
 from uat.training.trainer import ShowProgress, Trainer
 
 
@@ -44,7 +44,7 @@ def train_together(
         return []
     chosen = pick_device(device)
     runs = [Run.create(config, out, resume=resume, device=chosen) for config, out in zip(configs, outs, strict=True)]
-    with seeded(derive(configs[0].seed, "train"), chosen), precision(arithmetic.pop()):
+    with current(chosen), seeded(derive(configs[0].seed, "train"), chosen), precision(arithmetic.pop()):
         trainers = [Trainer(run, chosen) for run in runs]
         in_turn = InTurn() if chosen.type == "cuda" else None
         for trainer in trainers:

@@ -26,7 +26,7 @@ from uat.training.optimizing import build_optimizer
 from uat.training.playing import Player, play_all
 from uat.training.progress import Progress
 from uat.training.ranks import ALONE, Ranks, joined, own_folder
-from uat.training.surroundings import pick_device, precision, seeded
+from uat.training.surroundings import current, pick_device, precision, seeded
 from uat.types import Metric, Recording
 
 ShowProgress = Callable[[str, int], Progress]
@@ -60,6 +60,7 @@ def train(
             adopt(run, source)
         with (
             own_folder(run, config, ranks, own_device) as own,
+            current(own_device),
             seeded(derive(config.seed, "train"), own_device),
             precision(config.train.precision),
         ):

@@ -7,7 +7,6 @@ The slow twin of both is `DarkRoomSimulator.step`.
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -67,7 +66,7 @@ def inside(simulator: DarkRoomSimulator, noise: Noise) -> Inside:
     obs_BTO = grid.obs_2CGO.new_empty(streams, steps, grid.obs_2CGO.shape[-1])
 
     def trajectory(action_BT: Tensor) -> Trajectory:
-        done_BT, valid_BT = _ends(streams, steps, action_BT.device)
+        done_BT, valid_BT = simulator.ends(streams)
         return Trajectory(
             obs=obs_BTO,
             action=action_BT,
@@ -83,15 +82,6 @@ def inside(simulator: DarkRoomSimulator, noise: Noise) -> Inside:
     drawn = (noise["start"].contiguous(), goal_BT, noise["cue"].contiguous(), noise["tie"].contiguous())
     sizes = (grid.walls_CO.shape[0], obs_BTO.shape[-1], *goal_BT.stride())
     return Inside(_start, _look, _note, _move_on, (*tables, *to_note, *drawn, *sizes), trajectory)
-
-
-@functools.cache
-def _ends(streams: int, steps: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """`done` and `valid` of episodes that all end at the horizon: always the same, so that nobody may write there."""
-    valid_BT = torch.ones(streams, steps, dtype=torch.bool)
-    done_BT = torch.zeros_like(valid_BT)
-    done_BT[:, -1] = True
-    return done_BT.to(device), valid_BT.to(device)
 
 
 @triton.jit

@@ -9,7 +9,6 @@ Axes: B worlds, C cells of the agent and G cells of the goal (row * size + colum
 
 from __future__ import annotations
 
-import importlib.util
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -18,6 +17,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
+from uat.compiling import compiles
 from uat.domains.darkroom.schedule import Schedule, goals
 from uat.noise import integers, uniform
 from uat.types import Discrete, Inside, Noise, Spec, TensorFields, Vector, check_choices
@@ -146,8 +146,9 @@ class DarkRoomSimulator:
         self.spec = config.spec
         self.device = device
         self.grid = Grid.build(config.size, config.tie_break).to(device)
-        self.fused = torch.device(device).type == "cuda" and importlib.util.find_spec("triton") is not None
+        self.fused = compiles(torch.device(device))
         """Whether a step's lookups are one launch."""
+        self._ends: dict[int, tuple[Tensor, Tensor]] = {}
 
     def noise(self, episode_ids: Tensor, seed: int) -> Noise:
         c, ids_B = self.config, episode_ids.to(self.device, non_blocking=True)
@@ -205,6 +206,15 @@ class DarkRoomSimulator:
         from uat.domains.darkroom.kernel import inside
 
         return inside(self, noise)
+
+    def ends(self, streams: int) -> tuple[Tensor, Tensor]:
+        """`done` and `valid` (B, T) of whole episodes: always the same, made once, and nobody may write there."""
+        if streams not in self._ends:
+            valid_BT = torch.ones(streams, self.spec.horizon, dtype=torch.bool)
+            done_BT = torch.zeros_like(valid_BT)
+            done_BT[:, -1] = True
+            self._ends[streams] = done_BT.to(self.device), valid_BT.to(self.device)
+        return self._ends[streams]
 
     def goals(self, goal_BK: Tensor) -> Tensor:
         """(B, T) the goal at each step; a view where it never moves."""

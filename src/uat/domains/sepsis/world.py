@@ -9,12 +9,12 @@ Axes: B worlds, T time, F clinical columns, O observed components, 3 physiologic
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from uat.compiling import compiles
 from uat.domains.sepsis.cohort import NUM_COMPONENTS, Cohort
 from uat.domains.sepsis.schedule import SegmentLaw
 from uat.domains.sepsis.treatment import ACTIONS, EXPERT, LACTATE, SOFA, Physiology, to_state, to_z
@@ -137,7 +137,7 @@ class SepsisSimulator:
         still_PF[:, cohort.dynamic] = 0
         self.still_PO = (still_PF @ cohort.components_FO).to(device).contiguous()
         self.moving_3O = cohort.components_FO[cohort.dynamic].to(device).contiguous()
-        self.fused = torch.device(device).type == "cuda" and importlib.util.find_spec("triton") is not None
+        self.fused = compiles(torch.device(device))
         """Whether a step is one launch."""
 
     def noise(self, episode_ids: Tensor, seed: int) -> Noise:

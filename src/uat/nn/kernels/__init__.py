@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from uat.compiling import compiles
+
 if TYPE_CHECKING:
     from uat.nn.blocks import Transformer
     from uat.nn.cache import KVCache
@@ -22,7 +24,7 @@ def unfit(backbone: Transformer, utility: UtilityGates | None) -> str | None:
         return "the fused step needs CUDA"
     if importlib.util.find_spec("triton") is None:
         return "the fused step needs triton"
-    if torch.version.hip is not None or torch.cuda.get_device_capability(backbone.positions.device) < (8, 0):
+    if not compiles(backbone.positions.device):
         return "the fused step needs an NVIDIA GPU of compute capability 8.0 or newer, whose instructions it names"
     from uat.nn.kernels.triton_step import unfit as too_odd
 
@@ -116,8 +118,7 @@ def plays(backbone: Transformer, head: Head, spec: Spec) -> bool:
 
 def can_drop(x: Tensor) -> bool:
     """Whether `fused_dropout` takes this tensor."""
-    rounded = torch.is_autocast_enabled("cuda")
-    return x.is_cuda and x.dtype == torch.float32 and not rounded and importlib.util.find_spec("triton") is not None
+    return compiles(x.device) and x.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
 
 
 def fused_dropout(x: Tensor, seed: Tensor, share: float) -> Tensor:
@@ -129,8 +130,8 @@ def fused_dropout(x: Tensor, seed: Tensor, share: float) -> Tensor:
 
 def can_descend(optimizer: torch.optim.Optimizer) -> bool:
     """Whether `fused_adam` takes a step of this optimizer."""
-    on_cuda = optimizer.param_groups[0]["params"][0].is_cuda
-    if not on_cuda or importlib.util.find_spec("triton") is None:
+    first = next((p for group in optimizer.param_groups for p in group["params"]), None)
+    if first is None or not compiles(first.device):
         return False
     from uat.nn.kernels.triton_adam import fits
 

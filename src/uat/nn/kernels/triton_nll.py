@@ -33,6 +33,7 @@ def fits(head: Head, h_BTD: Tensor) -> bool:
     """Whether the head is over few actions, and all is of a type and shape that the kernels take."""
     d, rows, weight = h_BTD.shape[-1], h_BTD[..., 0].numel(), head.linear.weight
     small = len(weight) <= WIDEST and room(d) == d <= WIDEST and 0 < rows <= COUNTED
+    small = small and shares(rows, ROWS) * (weight.numel() + len(weight)) < 1 << 31  # places fit 32 bits
     return isinstance(head, DiscreteHead) and small and h_BTD.dtype == weight.dtype == torch.float32
 
 
