@@ -217,12 +217,11 @@ class TransformerPolicy(Policy):
         return world.trajectory(action_BT)
 
     def loss(self, batch: Batch) -> Losses:
-        if self.fused_pass and self.training and batch.allowed is None:
-            summed = kernels.fused_nll(self.head, h_BTD := self.features(batch), batch.target, batch.valid)
-            if summed is None:
-                summed = masked_sum(self.head.nll(h_BTD, batch.target), batch.valid)
-            return {"imitation": summed}
-        return super().loss(batch)
+        if not (self.fused_pass and self.training and batch.allowed is None):
+            return super().loss(batch)
+        h_BTD = self.features(batch)
+        fused = kernels.fused_nll(self.head, h_BTD, batch.target, batch.valid)
+        return {"imitation": fused or masked_sum(self.head.nll(h_BTD, batch.target), batch.valid)}
 
     def fuse(self) -> str | None:
         reason = kernels.unfit(self.backbone, self.gates)

@@ -21,7 +21,16 @@ from torch.autograd.function import once_differentiable
 from uat.nn.blocks import Transformer
 from uat.nn.encoders import VectorEncoder
 from uat.nn.kernels.triton_outer import added
-from uat.nn.kernels.triton_parts import norm_rows, read, shares, standardised, times_loaded, times_some, write
+from uat.nn.kernels.triton_parts import (
+    norm_rows,
+    read,
+    shares,
+    standardised,
+    through_norm,
+    times_loaded,
+    times_some,
+    write,
+)
 from uat.nn.kernels.triton_step import products
 from uat.nn.kernels.whole import room
 from uat.types import Batch
@@ -134,7 +143,7 @@ def _embed_backward(
     t, d, i = span * ROWS + tl.arange(0, ROWS), tl.arange(0, D), tl.arange(0, PIECE)
     if PIECES > 1:
         i += tl.program_id(2) * PIECE
-    gamma = tl.load(gamma_ptr + d)[None, :]
+    gamma = tl.load(gamma_ptr + d)
     at, there = t[:, None] * D + d[None, :], (t < P)[:, None]
     place = tl.load(place_ptr + at, mask=there, other=0.0) + tl.load(b_ptr + d)[None, :]
     dw = tl.zeros((PIECE, D), tl.float32)
@@ -148,9 +157,7 @@ def _embed_backward(
         z, scale = standardised(_mapped(obs_ptr, w_ptr, n, live, d, WIDE, PIECE, PIECES, PRECISION) + place, D)
         dgamma += dx * z
         dbeta += dx
-        dz = dx * gamma
-        along = tl.sum(dz * z, 1) * (1 / D)
-        dz = (dz - (tl.sum(dz, 1) * (1 / D))[:, None] - z * along[:, None]) * scale[:, None]
+        dz = through_norm(dx, z, scale, gamma, D)
         dplace += dz
         dw += times_loaded(tl.trans(_piece(obs_ptr, n, live, i, WIDE)), dz, PRECISION)
     parts_ptr += (group * tl.num_programs(1) + span) * (WIDE + 3) * D

@@ -252,6 +252,12 @@ def norm_backward(dy, z, scale, gamma, parts_ptr, d, D: tl.constexpr):
     dgamma, dbeta = tl.reduce((dy * z, dy), 0, _both_added)  # warps wait for each other once
     tl.store(parts_ptr + d, dgamma)
     tl.store(parts_ptr + D + d, dbeta)
+    return through_norm(dy, z, scale, gamma, D)
+
+
+@triton.jit
+def through_norm(dy, z, scale, gamma, D: tl.constexpr):
+    """The same without those of scale and bias."""
     dz = dy * gamma[None, :]
     along = tl.sum(dz * z, 1) * (1 / D)
     return (dz - (tl.sum(dz, 1) * (1 / D))[:, None] - z * along[:, None]) * scale[:, None]

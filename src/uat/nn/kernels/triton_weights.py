@@ -59,7 +59,7 @@ def weight_gradients(
     high, wide = max(min(tile.high, d), size if gated else 0), min(tile.wide, d)
     maps = [shares(m, tile.high) * shares(k, tile.wide) for m, k in map_sizes(d, f)]
     splits = min(SPLITS, shares(rows, tile.rows))
-    map_parts = peak.new_empty(splits, layers, sum(m * k + m for m, k in map_sizes(d, f)), dtype=torch.float32)
+    map_parts = torch.empty(splits, layers, sum(m * k + m for m, k in map_sizes(d, f)), device=peak.device)
     total = 6 * d * d + 3 * heads * size * size if gated else 3 * d * d
     project_parts = torch.empty(splits, layers, total, device=peak.device)
     projects = 3 * (d // high) * (d // wide)
