@@ -134,8 +134,22 @@ def is_temporary(path: Path) -> bool:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    plain = copied(tensors, torch.device("cpu"))
     write_atomically(path, to_bytes(plain, metadata={"uat": json.dumps({"format": FORMAT, **meta})}))
+
+
+def copied(tensors: Mapping[str, Tensor], device: torch.device | None = None) -> dict[str, Tensor]:
+    """Copies of all of them, where they are or on this device. Those of one type travel together: a hundred tensors are
+    one launch, not a hundred."""
+    alike: dict[tuple[torch.dtype, torch.device], list[str]] = {}
+    for name, tensor in tensors.items():
+        alike.setdefault((tensor.dtype, tensor.device), []).append(name)
+    found: dict[str, Tensor] = {}
+    for names in alike.values():
+        together = torch.cat([tensors[name].detach().reshape(-1) for name in names])
+        parts = together.to(device or together.device).split([tensors[name].numel() for name in names])
+        found |= {name: part.view(tensors[name].shape) for name, part in zip(names, parts, strict=True)}
+    return {name: found[name] for name in tensors}
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

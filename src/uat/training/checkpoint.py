@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from uat.methods import Policy
-from uat.runs import Run, RunError, manifest, read_tensors, save_policy, write_atomically, write_tensors
+from uat.runs import Run, RunError, copied, manifest, read_tensors, save_policy, write_atomically, write_tensors
 
 STATE = "state/train.safetensors"
 LOGS = ("metrics.jsonl", "timing.jsonl")
@@ -73,7 +73,7 @@ class Checkpoint:
 
     def weights(self) -> dict[str, Tensor]:
         """A copy of the policy's, as they are now."""
-        return {name: tensor.detach().clone() for name, tensor in self.policy.state_dict().items()}
+        return copied(self.policy.state_dict())
 
     @property
     def due(self) -> bool:

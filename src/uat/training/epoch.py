@@ -48,6 +48,7 @@ class Epoch:
         """False once a capture has failed; messages between ranks are not captured."""
         self.path = "eager pass" if player.device.type != "cuda" else policy.fuse_pass() or "fused pass"
         """Which code the optimize step runs, for whoever watches."""
+        self.dropout_seeds = policy.dropout_seeds()
         self.in_turn = in_turn
         """With others that train side by side: their optimize steps take turns."""
         self.rate: float | None = None
@@ -64,7 +65,8 @@ class Epoch:
             tensors = self.checkpoint.tensors().values()
             self.captured = captured_or_none(lambda: self.optimize(trajectory), "the optimize step", preserve=tensors)
             self.capturable = self.captured is not None
-        self.policy.reseed(derive(c.seed, "dropout", index, *([self.ranks.rank] if self.ranks.rank else [])))
+        dropout = derive(c.seed, "dropout", index, *([self.ranks.rank] if self.ranks.rank else []))
+        self.policy.reseed(dropout, self.dropout_seeds)
         if self.captured is None:
             return self.optimize(trajectory)
         numbers = self.captured() if self.in_turn is None else self.in_turn(self.captured)

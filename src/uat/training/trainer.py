@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -305,12 +305,15 @@ def tensorboard(run: Run, *, after: int) -> Iterator[Callable[[dict[str, Any]], 
         yield lambda row: None
         return
     from torch.utils.tensorboard import SummaryWriter
+    from torch.utils.tensorboard.summary import scalar
 
     with SummaryWriter(str(run.file("tensorboard")), purge_step=after + 1) as board:
 
         def write(row: dict[str, Any]) -> None:
-            for name, value in row.items():
-                if isinstance(value, float):
-                    board.add_scalar(name, value, row["epoch"])
+            """One event: `add_scalar` makes one for each number, and each opens the file anew."""
+            first, *others = [scalar(name, value) for name, value in row.items() if isinstance(value, float)]
+            for other in others:
+                first.MergeFrom(other)
+            cast(Any, board.file_writer).add_summary(first, row["epoch"])
 
         yield write

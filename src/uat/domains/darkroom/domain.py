@@ -39,6 +39,7 @@ class DarkRoom:
         self.task: str = config.schedule
         self.setting = _setting(config)
         self.grid = Grid.build(config.size, config.tie_break)
+        self._grids: dict[torch.device, Grid] = {}
 
     def simulator(self, split: Split, device: torch.device | str) -> DarkRoomSimulator:
         """The same room for every split; splits differ by seed.
@@ -52,7 +53,7 @@ class DarkRoom:
     def measure(self, trajectory: Trajectory) -> dict[str, Tensor]:
         action_BT, valid_BT = trajectory.action, trajectory.valid
         position_BT, goal_BT = trajectory.facts["position"], trajectory.facts["goal"]
-        optimal_BT = self.grid.optimal_ACG.to(action_BT.device)[action_BT, position_BT, goal_BT]
+        optimal_BT = self._grid_on(action_BT.device).optimal_ACG[action_BT, position_BT, goal_BT]
         return {
             "accuracy": episode_mean((action_BT == trajectory.target).float(), valid_BT),
             "optimal_accuracy": episode_mean(optimal_BT.float(), valid_BT),
@@ -70,8 +71,14 @@ class DarkRoom:
         """
         arrived_BT = (position_BT == goal_BT) & valid_BT
         moves_B = torch.where(arrived_BT.any(1), arrived_BT.int().argmax(1), self.spec.horizon)
-        shortest_B = self.grid.distance_CG.to(position_BT.device)[position_BT[:, 0], goal_BT[:, 0]]
+        shortest_B = self._grid_on(position_BT.device).distance_CG[position_BT[:, 0], goal_BT[:, 0]]
         return shortest_B / torch.maximum(moves_B, shortest_B)
+
+    def _grid_on(self, device: torch.device) -> Grid:
+        """Brought there once: a host that brings it waits until the device has done all else."""
+        if device not in self._grids:
+            self._grids[device] = self.grid.to(device)
+        return self._grids[device]
 
 
 def _setting(config: DarkRoomConfig) -> str:

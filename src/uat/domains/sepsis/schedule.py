@@ -64,7 +64,7 @@ class SegmentLaw:
         """(B, T) the regime of every step."""
         count_B = self.least + integers(seed, "sepsis.segments", ids_B, 1, below=self.most - self.least + 1)[:, 0]
         chance_BK = uniform(seed, "sepsis.lengths", ids_B, self.most)
-        above = self.lengths().cumsum(-1).to(ids_B.device)
+        above = self.lengths().cumsum(-1).to(ids_B.device, non_blocking=True)
         start_B, starts = torch.zeros_like(count_B), []
         for k in range(self.most):
             starts.append(torch.where(count_B > k, start_B, self.horizon))
