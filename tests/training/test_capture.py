@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import warnings
@@ -20,7 +21,7 @@ from uat.domains import split_seed
 from uat.recipes import recipe
 from uat.runs import Run
 from uat.training import train
-from uat.training.capture import Captured
+from uat.training.capture import Captured, _held
 from uat.training.optimizing import set_rates
 from uat.training.playing import Player
 from uat.training.surroundings import seeded
@@ -299,6 +300,25 @@ def test_a_graph_keeps_alive_what_it_reads() -> None:
     others = [torch.full((1000,), 7.0, device=CUDA) for _ in range(100)]
     assert (captured() == 2).all()
     assert all((other == 7).all() for other in others)
+
+
+def test_what_is_closed_gives_back_its_stream_and_its_memory() -> None:
+    streams, before = len(_held), torch.cuda.memory_allocated()
+    captured = Captured(lambda: torch.ones(2**20, device=CUDA) * 2)
+    assert len(_held) == streams + 1
+    assert torch.cuda.memory_allocated() >= before + 2**22
+    captured.close()
+    assert (len(_held), torch.cuda.memory_allocated()) == (streams, before)
+
+
+def test_a_training_leaves_no_stream_behind(tmp_path: Path) -> None:
+    streams = len(_held)
+    gc.disable()  # which would find them in the end
+    try:
+        train(config(train__epochs=2, train__validate_every=1), tmp_path / "run", device=CUDA)
+    finally:
+        gc.enable()
+    assert len(_held) == streams
 
 
 ENDS = """

@@ -52,11 +52,18 @@ class Captured(Generic[Result]):
             torch.cuda.synchronize()
             raise CaptureError(str(error).strip().split("\n")[0]) from error
         # Also at the end of a program, while the device is: graphs lie in cycles, which Python breaks up last of all.
-        weakref.finalize(self, self.graph.reset)
+        self._reset = weakref.finalize(self, self.graph.reset)
 
     def __call__(self) -> Result:
         self.graph.replay()
         return self.result
+
+    def close(self) -> None:
+        """Give back the graph, its memory and its stream, once what was replayed on this stream is done. Left to
+        itself all that stays until Python looks for cycles, and a training that finds no stream free has it look."""
+        torch.cuda.current_stream().synchronize()
+        self._reset()
+        del self.function, self.result, self.graph, self.stream
 
 
 class InTurn:

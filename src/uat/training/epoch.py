@@ -79,6 +79,12 @@ class Epoch:
         batch.start = self.start_B
         return optimize(self.phase, batch, self.optimizer, self.train.clip, self.ranks)
 
+    def close(self) -> None:
+        """Give back what was captured."""
+        if self.captured is not None:
+            self.captured.close()
+            self.captured = None
+
     def _place(self, ids: Tensor) -> None:
         """Where these episodes start in the position table, written into the same tensor each time."""
         if not self.config.train.random_start:

@@ -126,6 +126,12 @@ class Player:
         self.row.copy_(row)
         return self.captured()
 
+    def close(self) -> None:
+        """Give back what was captured and drawn; whoever plays on captures anew."""
+        if self.captured is not None:
+            self.captured.close()
+        self.captured = self.drawn = None
+
     def noise(self, episode_ids: Tensor, seed: int) -> Noise:
         noise = self.simulator.noise(episode_ids, seed)
         spec = self.simulator.spec

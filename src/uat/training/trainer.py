@@ -146,8 +146,14 @@ class Trainer:
         self.standing = self.checkpoint.restore()
         worlds = self.domain.simulator("train", device)
         nobody = isinstance(worlds, Recording)  # what happened there does not wait for anyone
-        self.player = Player(None if nobody else self.learner, worlds, device=device, sampled=True)
-        self.judge = Player(self.learner, self.domain.simulator("validation", device), device=device, sampled=False)
+        self._players: list[Player] = []
+        self.player = self._new_player(None if nobody else self.learner, worlds, sampled=True)
+        self.judge = self._new_player(self.learner, self.domain.simulator("validation", device), sampled=False)
+
+    def _new_player(self, agent: Any, simulator: Any, *, sampled: bool) -> Player:
+        """Closed when training is over."""
+        self._players.append(Player(agent, simulator, device=self.device, sampled=sampled))
+        return self._players[-1]
 
     def train(self, progress: ShowProgress) -> None:
         for _ in self.turns(progress):
@@ -158,7 +164,7 @@ class Trainer:
         if self.standing.finished:
             return
         self.run.file("scores.jsonl").unlink(missing_ok=True)  # of weights that will not be the last
-        with tensorboard(self.run, after=self.standing.total) as write:
+        with contextlib.closing(self), tensorboard(self.run, after=self.standing.total) as write:
             for index, phase in enumerate(self.learner.phases()):
                 if index >= self.standing.phase:
                     self.standing.begin(index)
@@ -166,10 +172,15 @@ class Trainer:
         self.standing.finished = True
         self.checkpoint.save(self.standing)
 
+    def close(self) -> None:
+        """Give back what was captured for its players."""
+        for player in self._players:
+            player.close()
+
     def epoch(self, phase: Phase) -> Epoch:
         player = self.player
         if phase.behaviour is not None:
-            player = Player(phase.behaviour, player.simulator, device=self.device, sampled=True)
+            player = self._new_player(phase.behaviour, player.simulator, sampled=True)
         return Epoch(self.config, self.learner, phase, player, self.checkpoint, self.ranks, self.in_turn)
 
     def _train_phase(
@@ -182,7 +193,7 @@ class Trainer:
         what = f"{self.config.method_name} on {self.config.domain_name}/{self.domain.task}"
         label = f"{what} ({epoch.player.path}, {epoch.path})"
         since = time.perf_counter()
-        with progress(label, c.epochs) as shown:
+        with progress(label, c.epochs) as shown, contextlib.closing(epoch):
             while standing.epoch < c.epochs and not (standing.settled and self._out_of_patience()):
                 numbers = epoch.run(standing.total, standing.epoch + 1)
                 standing.epoch, standing.total, note = standing.epoch + 1, standing.total + 1, ""
@@ -222,7 +233,7 @@ class Trainer:
         if phase.judged_by == "play":
             return Judge(self.validate, self.domain.metrics[0])
         agent, simulator = phase.behaviour or self.learner, self.judge.simulator
-        player = Player(agent, simulator, device=self.device, sampled=True)
+        player = self._new_player(agent, simulator, sampled=True)
         return Judge(lambda: self._validation_loss(phase, player), Metric(name="loss", higher_is_better=False))
 
     @torch.no_grad()
