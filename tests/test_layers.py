@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": {"types", "methods", "domains", "feedback"},
     "recipes": {"types", "methods", "domains", "config"},
     "runs": {"types", "methods", "domains", "config"},
-    "training": {"types", "noise", "nn", "methods", "domains", "acting", "config", "recipes", "runs"},
+    "training": {"types", "compiling", "noise", "nn", "methods", "domains", "acting", "config", "recipes", "runs"},
     "evaluation": {
         "types",
         "noise",

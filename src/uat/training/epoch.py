@@ -8,6 +8,7 @@ On a CPU both halves run plainly; on CUDA each is captured once and replayed. Th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -22,6 +23,7 @@ from uat.training.checkpoint import Checkpoint
 from uat.training.optimizing import optimize, set_rates
 from uat.training.playing import Player
 from uat.training.ranks import ALONE, Ranks
+from uat.training.rehearsal import rehearse
 from uat.types import Trajectory
 
 
@@ -51,6 +53,8 @@ class Epoch:
         self.dropout_seeds = policy.dropout_seeds()
         self.in_turn = in_turn
         """With others that train side by side: their optimize steps take turns."""
+        self.also: Callable[[], object] = lambda: None
+        """What follows some epochs, as validations do: its kernels are compiled with those of the first."""
         self.rate: float | None = None
         """The share of their highest at which learning rates are; None: not set yet."""
 
@@ -58,6 +62,8 @@ class Epoch:
         """Play the index-th batch of worlds, then one optimizer step at the rates of this epoch (the first is 1)."""
         c = self.config
         ids = self.ranks.share(torch.arange(index * c.train.batch_size, (index + 1) * c.train.batch_size))
+        if self.capturable and self.captured is None:
+            self._rehearse(len(ids))
         trajectory = self.player.play(ids, split_seed("train", c.seed))
         self._place(ids)
         self.rate = set_rates(self.optimizer, self.train, epoch, self.rate)
@@ -78,6 +84,14 @@ class Epoch:
         batch = self.policy.spec.clock.batch(trajectory)
         batch.start = self.start_B
         return optimize(self.phase, batch, self.optimizer, self.train.clip, self.ranks)
+
+    def _rehearse(self, episodes: int) -> None:
+        def everything() -> None:
+            self.optimize(self.player.rehearse(episodes))
+            self.also()
+
+        kind = repr(replace(self.config, seed=0)), self.phase.name, self.player.path, self.in_turn is None
+        rehearse(everything, self.player.device, kind, preserve=self.checkpoint.tensors().values())
 
     def close(self) -> None:
         """Give back what was captured."""

@@ -126,6 +126,10 @@ class Player:
         self.row.copy_(row)
         return self.captured()
 
+    def rehearse(self, episodes: int) -> Trajectory:
+        """What `play` launches with so many ids, launch by launch; for `rehearsal`."""
+        return self._rollout(self.noise(torch.arange(episodes), 0))
+
     def close(self) -> None:
         """Give back what was captured and drawn; whoever plays on captures anew."""
         if self.captured is not None:
@@ -164,8 +168,12 @@ class Player:
         return rollout(self.agent, self.simulator, world, noise.get("actions"))
 
 
+AT_ONCE = 1024
+"""Episodes that are judged at a time."""
+
+
 def play_all(
-    player: Player, episodes: int, seed: int, measure: Callable[[Trajectory], dict[str, Tensor]], at_once: int = 1024
+    player: Player, episodes: int, seed: int, measure: Callable[[Trajectory], dict[str, Tensor]], at_once: int = AT_ONCE
 ) -> dict[str, Tensor]:
     """The metrics of episodes 0 .. n-1, in batches of one size (the last is filled up and cut); still on the device.
 

@@ -23,7 +23,7 @@ from uat.training.capture import InTurn
 from uat.training.checkpoint import STATE, Checkpoint, adopt
 from uat.training.epoch import Epoch
 from uat.training.optimizing import build_optimizer
-from uat.training.playing import Player, play_all
+from uat.training.playing import AT_ONCE, Player, play_all
 from uat.training.progress import Progress
 from uat.training.ranks import ALONE, Ranks, joined, own_folder
 from uat.training.surroundings import current, pick_device, precision, seeded
@@ -181,7 +181,11 @@ class Trainer:
         player = self.player
         if phase.behaviour is not None:
             player = self._new_player(phase.behaviour, player.simulator, sampled=True)
-        return Epoch(self.config, self.learner, phase, player, self.checkpoint, self.ranks, self.in_turn)
+        epoch = Epoch(self.config, self.learner, phase, player, self.checkpoint, self.ranks, self.in_turn)
+        if phase.judged_by == "play":
+            count = episode_count(self.domain, "validation", self.config.train.validation_episodes)
+            epoch.also = lambda: self.judge.rehearse(min(AT_ONCE, count))
+        return epoch
 
     def _train_phase(
         self, phase: Phase, progress: ShowProgress, write: Callable[[dict[str, Any]], None]
