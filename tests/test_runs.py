@@ -19,7 +19,7 @@ from torch import Tensor
 from uat.config import RunConfig, override, to_json
 from uat.methods import METHODS
 from uat.recipes import recipe
-from uat.runs import Run, RunError, load_policy, read_tensors, save_policy, write_atomically, write_tensors
+from uat.runs import Run, RunError, copied, load_policy, read_tensors, save_policy, write_atomically, write_tensors
 from uat.training import train
 
 TINY: dict[str, Any] = {
@@ -393,3 +393,27 @@ def test_double_weights_stay_double(tmp_path: Path) -> None:
     back = load_policy(tmp_path / "p.safetensors")
     assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), back.parameters(), strict=True))
     assert next(back.parameters()).dtype == torch.float64
+
+
+def test_copies_are_the_tensors_and_share_nothing_with_them(tmp_path: Path) -> None:
+    x = torch.arange(12.0).view(3, 4)
+    tensors = {
+        "whole": x,
+        "turned": x.t(),
+        "again": x,
+        "spread": torch.ones(1, 3).expand(2, 3),
+        "half": x.half(),
+        "count": torch.tensor(7),
+        "none": torch.empty(0, 5),
+        "flags": x > 5,
+    }
+    before, copies = {name: tensor.clone() for name, tensor in tensors.items()}, copied(tensors)
+    x.zero_()
+    copies["again"].add_(1)
+    assert list(copies) == list(tensors)
+    for name, copy in copies.items():
+        assert (copy.shape, copy.dtype) == (tensors[name].shape, tensors[name].dtype)
+        assert torch.equal(copy, before[name] + 1 if name == "again" else before[name]), name
+    write_tensors(tmp_path / "file.safetensors", copies, {})
+    read, _ = read_tensors(tmp_path / "file.safetensors")
+    assert all(torch.equal(read[name], copy) for name, copy in copies.items())

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from tests.training.small_runs import broken_at, tiny
 from uat.config import RunConfig, override
 from uat.recipes import recipe
 from uat.runs import Run, read_tensors
 from uat.training import train, train_together
+from uat.training.trainer import DivergedError, Trainer
 
 CUDA = torch.cuda.is_available()
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="needs CUDA")])]
@@ -77,3 +79,16 @@ def test_bad_groups_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="precision is one for all, got fp32, fp64"):
         train_together([config(0), config(1, train__precision="fp64")], [tmp_path / "a", tmp_path / "b"])
     assert train_together([], []) == []
+
+
+def test_one_that_fails_closes_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[int] = []
+    monkeypatch.setattr(Trainer, "close", lambda self: closed.append(self.config.seed))
+    broken_at(monkeypatch, epoch=3)
+    small = [tiny(seed=seed, train__validate_every=2) for seed in range(3)]
+    try:
+        train_together(small, [tmp_path / str(c.seed) for c in small])
+    except DivergedError:
+        assert sorted(closed) == [0, 1, 2]
+    else:
+        pytest.fail("a loss that is no number was not told")

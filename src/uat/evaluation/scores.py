@@ -16,7 +16,7 @@ from uat.evaluation.intervals import interval
 from uat.recipes import recipe
 from uat.runs import Run, RunError, load_policy, read_tensors, write_tensors
 from uat.training.checkpoint import standing_of
-from uat.training.playing import Player, play_all
+from uat.training.playing import AT_ONCE, Player, play_all
 from uat.training.surroundings import current, pick_device, precision
 from uat.types import Score
 
@@ -166,8 +166,9 @@ def _measure(domain: Any, agent: Any, count: int, device: torch.device) -> dict[
     """Each metric on test episodes 0 .. count-1."""
     is_policy = isinstance(agent, torch.nn.Module)
     player = Player(agent, domain.simulator("test", device), device=device, sampled=agent is not None and agent.sampled)
-    at_once = 1024 if is_policy or agent is None else 128
-    found = play_all(player, count, split_seed("test", 0), domain.measure, at_once)
+    at_once = AT_ONCE if is_policy or agent is None else 128
+    with contextlib.closing(player):
+        found = play_all(player, count, split_seed("test", 0), domain.measure, at_once)
     return {name: values.cpu() for name, values in summarised(domain, found).items()}
 
 

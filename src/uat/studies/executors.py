@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import multiprocessing
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -153,8 +152,3 @@ def _ray_outcome(ray: Any, reference: Any, name: str) -> Outcome:
         return ray.get(reference)
     except ray.exceptions.RayError as error:
         return Outcome(name=name, rows=[], seconds=0.0, failure=str(error).splitlines()[0], traceback=str(error))
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

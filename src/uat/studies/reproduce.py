@@ -20,14 +20,14 @@ from uat.runs import Run, RunError, read_tensors
 from uat.studies import efficiency
 from uat.studies.cells import Cell, jobs, merged
 from uat.studies.estimate import grid_seconds, in_words, seconds
-from uat.studies.executors import Executor, InProcess, Pool, Ray, cores
+from uat.studies.executors import Executor, InProcess, Pool, Ray
 from uat.studies.files import PAIR_KEY, SCORE_KEY, SUMMARY_KEY, TIMING_KEY, Results, merge, read
 from uat.studies.grids import STUDIES, TIMED, chosen_studies
 from uat.studies.options import Reproduce
 from uat.studies.probes import look, seen
 from uat.studies.work import Reference, Task, keep_failure, scores_of
 from uat.training.progress import Board, show_board
-from uat.training.surroundings import pick_device
+from uat.training.surroundings import cores, pick_device
 
 
 @dataclass(slots=True)

@@ -61,7 +61,8 @@ class Captured(Generic[Result]):
     def close(self) -> None:
         """Give back the graph, its memory and its stream, once what was replayed on this stream is done. Left to
         itself all that stays until Python looks for cycles, and a training that finds no stream free has it look."""
-        torch.cuda.current_stream().synchronize()
+        with contextlib.suppress(RuntimeError):  # whatever broke the device is told where it happened
+            torch.cuda.current_stream().synchronize()
         self._reset()
         del self.function, self.result, self.graph, self.stream
 

@@ -53,8 +53,9 @@ class Epoch:
         self.dropout_seeds = policy.dropout_seeds()
         self.in_turn = in_turn
         """With others that train side by side: their optimize steps take turns."""
-        self.also: Callable[[], object] = lambda: None
-        """What follows some epochs, as validations do: its kernels are compiled with those of the first."""
+        self.rehearsed, self.rehearsed_with = False, list[Callable[[], Callable[[], object]]]()
+        """Whether kernels have been compiled; rehearsals of what follows some epochs, as validations do: its kernels
+        are compiled with those of the first."""
         self.rate: float | None = None
         """The share of their highest at which learning rates are; None: not set yet."""
 
@@ -62,10 +63,10 @@ class Epoch:
         """Play the index-th batch of worlds, then one optimizer step at the rates of this epoch (the first is 1)."""
         c = self.config
         ids = self.ranks.share(torch.arange(index * c.train.batch_size, (index + 1) * c.train.batch_size))
-        if self.capturable and self.captured is None:
+        self._place(ids)
+        if self.capturable and not self.rehearsed:
             self._rehearse(len(ids))
         trajectory = self.player.play(ids, split_seed("train", c.seed))
-        self._place(ids)
         self.rate = set_rates(self.optimizer, self.train, epoch, self.rate)
         if self.capturable and self.captured is None and self.player.captured is not None:
             tensors = self.checkpoint.tensors().values()
@@ -86,12 +87,19 @@ class Epoch:
         return optimize(self.phase, batch, self.optimizer, self.train.clip, self.ranks)
 
     def _rehearse(self, episodes: int) -> None:
-        def everything() -> None:
-            self.optimize(self.player.rehearse(episodes))
-            self.also()
+        def prepare() -> Callable[[], None]:
+            play, others = self.player.rehearsal(episodes), [rehearsal() for rehearsal in self.rehearsed_with]
 
-        kind = repr(replace(self.config, seed=0)), self.phase.name, self.player.path, self.in_turn is None
-        rehearse(everything, self.player.device, kind, preserve=self.checkpoint.tensors().values())
+            def everything() -> None:
+                self.optimize(play())
+                for other in others:
+                    other()
+
+            return everything
+
+        self.rehearsed = True
+        key = repr(replace(self.config, seed=0)), self.phase.name, self.player.path, self.path, self.in_turn is None
+        rehearse(prepare, self.player.device, key, preserve=self.checkpoint.tensors().values())
 
     def close(self) -> None:
         """Give back what was captured."""

@@ -126,9 +126,10 @@ class Player:
         self.row.copy_(row)
         return self.captured()
 
-    def rehearse(self, episodes: int) -> Trajectory:
-        """What `play` launches with so many ids, launch by launch; for `rehearsal`."""
-        return self._rollout(self.noise(torch.arange(episodes), 0))
+    def rehearsal(self, episodes: int) -> Callable[[], Trajectory]:
+        """A call of what `play` launches with so many ids; noise is drawn now."""
+        noise = self.noise(torch.arange(episodes), 0)
+        return lambda: self._rollout(noise)
 
     def close(self) -> None:
         """Give back what was captured and drawn; whoever plays on captures anew."""

@@ -8,7 +8,6 @@ made, and then all of them are compiled at once, by threads. Triton's compiler l
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,16 +18,19 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from uat.compiling import compiles
+from uat.training.surroundings import cores
 
 MOST_THREADS = 16
 EMPTY = {f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")}
 
 _rehearsed: set[Hashable] = set()
 """What has been, in this process."""
+_one_at_a_time = threading.Lock()
+"""Held while launches are written down: what stands in for Triton's own is one for all threads."""
 
 
 class Launch(NamedTuple):
-    """A kernel and what it was to be launched with; of tensors only what a compilation depends on."""
+    """A kernel and what it was to be launched with; of tensors, unless they lie askew, only what is compiled in."""
 
     kernel: Any
     grid: Any
@@ -50,22 +52,32 @@ class Launch(NamedTuple):
             getattr(value, "cache_key", None)
 
 
-def rehearse(function: Callable[[], object], device: torch.device, key: Hashable, preserve: Iterable[Tensor]) -> None:
-    """Have compiled what `function` would launch. It really runs but for its kernels, on zeros where they would have
-    written: tensors that it changes are named in `preserve` and put back. Once for each key.
+def rehearse(
+    prepare: Callable[[], Callable[[], object]], device: torch.device, key: Hashable, preserve: Iterable[Tensor]
+) -> None:
+    """Have compiled what a function would launch, once for each key.
 
-    Where it cannot be rehearsed nothing is lost: kernels are compiled when they are launched.
+    prepare: gives that function, and does for real what must not happen on zeros, as drawing noise. The function runs
+    but for its Triton kernels, on zeros where they would have written. Tensors that it changes are named in `preserve`
+    and put back; it may keep nothing else that kernels wrote. Where it fails, or a compilation does, nothing is lost:
+    kernels are compiled when they are launched.
     """
-    if (device, key) in _rehearsed or not compiles(device) or not _side_by_side():
+    if not compiles(device) or not _side_by_side():
+        return
+    if device.type == "cuda" and device.index is None:  # threads have a current device of their own
+        device = torch.device(device.type, torch.cuda.current_device())
+    if (device, key) in _rehearsed:
         return
     _rehearsed.add((device, key))
+    function = prepare()
     before = [(tensor, tensor.detach().clone()) for tensor in preserve]
     with written_down() as launches, contextlib.suppress(Exception):
         function()
     with torch.no_grad():
         for tensor, value in before:
             tensor.copy_(value)
-    compile_all(launches, device)
+    with contextlib.suppress(Exception):
+        compile_all(launches, device)
 
 
 def compile_all(launches: Iterable[Launch], device: torch.device) -> None:
@@ -78,17 +90,19 @@ def compile_all(launches: Iterable[Launch], device: torch.device) -> None:
         with contextlib.suppress(Exception), torch.cuda.device(device):
             launch.kernel.warmup(*launch.args, grid=launch.grid, **launch.named)
 
-    with ThreadPoolExecutor(min(MOST_THREADS, len(os.sched_getaffinity(0)))) as threads:
+    with ThreadPoolExecutor(min(MOST_THREADS, cores())) as threads:
         list(threads.map(warm, different.values()))
 
 
 @contextlib.contextmanager
 def written_down() -> Iterator[list[Launch]]:
     """Launches of Triton kernels in here, and in backward passes from here, are written down and not made; those of
-    other threads are made. New memory is filled with zeros: what nobody has written may be an index."""
+    other threads are made. New memory is filled with zeros: what nobody has written may be an index. A kernel that
+    Triton tunes is an error: it would choose by launches that are not made."""
+    from triton.runtime.autotuner import Autotuner
     from triton.runtime.jit import JITFunction
 
-    run, zeros, launches = JITFunction.run, _Zeros(), list[Launch]()
+    zeros, launches = _Zeros(), list[Launch]()
 
     def note(self: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> Any:
         if not zeros.rule_here():
@@ -96,12 +110,19 @@ def written_down() -> Iterator[list[Launch]]:
         launches.append(Launch(self, grid, _light(args), {name: _light(value) for name, value in named.items()}))
         return None
 
-    JITFunction.run = note  # pyright: ignore[reportAttributeAccessIssue]
-    try:
-        with zeros:
-            yield launches
-    finally:
-        JITFunction.run = run  # pyright: ignore[reportAttributeAccessIssue]
+    def refuse(self: Any, *args: Any, **named: Any) -> Any:
+        if zeros.rule_here():
+            raise RuntimeError(f"{self.base_fn.__name__} is tuned where it is launched, which cannot be rehearsed")
+        return tune(self, *args, **named)
+
+    with _one_at_a_time:
+        run, tune = JITFunction.run, Autotuner.run
+        JITFunction.run, Autotuner.run = note, refuse  # pyright: ignore[reportAttributeAccessIssue]
+        try:
+            with zeros:
+                yield launches
+        finally:
+            JITFunction.run, Autotuner.run = run, tune  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class _Zeros(TorchDispatchMode):
@@ -133,7 +154,8 @@ def _side_by_side() -> bool:
 def _light(value: Any) -> Any:
     """Without a tensor's memory, which the rehearsal need not keep."""
     if isinstance(value, tuple):
-        return tuple(_light(part) for part in value)
+        parts = [_light(part) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     if isinstance(value, Tensor) and value.data_ptr() % 16 == 0:
         return torch.empty(0, dtype=value.dtype, device=value.device)
     return value

@@ -12,7 +12,7 @@ pass) shares one stream with the others, and they take turns instead.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import torch
@@ -51,17 +51,22 @@ def train_together(
             trainer.learner.share_device(len(trainers))
             trainer.in_turn = in_turn
         streams = [_stream(trainers, chosen) for _ in trainers]
-        turns: list[Iterator[None]] = []
+        turns: list[Generator[None, None, None]] = []
         for trainer, stream in zip(trainers, streams, strict=True):
             shown = progress if progress is not None and trainer is trainers[0] else _silent
             with stream:
                 turns.append(trainer.turns(shown))
         unfinished = list(range(len(turns)))
-        while unfinished:
-            for index in list(unfinished):
-                with streams[index]:
-                    if next(turns[index], _DONE) is _DONE:
-                        unfinished.remove(index)
+        try:
+            while unfinished:
+                for index in list(unfinished):
+                    with streams[index]:
+                        if next(turns[index], _DONE) is _DONE:
+                            unfinished.remove(index)
+        finally:  # one may have failed: the others give back what they captured, each on its own stream
+            for turn, stream in zip(turns, streams, strict=True):
+                with stream:
+                    turn.close()
         if chosen.type == "cuda":
             torch.cuda.synchronize(chosen)
     return runs

@@ -6,7 +6,7 @@ import contextlib
 import importlib.util
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -159,7 +159,7 @@ class Trainer:
         for _ in self.turns(progress):
             pass
 
-    def turns(self, progress: ShowProgress) -> Iterator[None]:
+    def turns(self, progress: ShowProgress) -> Generator[None, None, None]:
         """Train, and pause wherever the device has work and another training may hand over its own."""
         if self.standing.finished:
             return
@@ -184,7 +184,7 @@ class Trainer:
         epoch = Epoch(self.config, self.learner, phase, player, self.checkpoint, self.ranks, self.in_turn)
         if phase.judged_by == "play":
             count = episode_count(self.domain, "validation", self.config.train.validation_episodes)
-            epoch.also = lambda: self.judge.rehearse(min(AT_ONCE, count))
+            epoch.rehearsed_with.append(lambda: self.judge.rehearsal(min(AT_ONCE, count)))
         return epoch
 
     def _train_phase(
@@ -326,9 +326,10 @@ def tensorboard(run: Run, *, after: int) -> Iterator[Callable[[dict[str, Any]], 
 
         def write(row: dict[str, Any]) -> None:
             """One event: `add_scalar` makes one for each number, and each opens the file anew."""
-            first, *others = [scalar(name, value) for name, value in row.items() if isinstance(value, float)]
-            for other in others:
-                first.MergeFrom(other)
-            cast(Any, board.file_writer).add_summary(first, row["epoch"])
+            numbers = [scalar(name, value) for name, value in row.items() if isinstance(value, float)]
+            for other in numbers[1:]:
+                numbers[0].MergeFrom(other)
+            if numbers:
+                cast(Any, board.file_writer).add_summary(numbers[0], row["epoch"])
 
         yield write

@@ -7,6 +7,7 @@ Axes: L layers, B episodes, T time, D width.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -92,10 +93,11 @@ def played(run: Run, episodes: int | None, device: torch.device | str | None) ->
     player = Player(policy, domain.simulator("test", chosen), device=chosen, sampled=policy.sampled)
     count = episode_count(domain, "test", episodes or run.config.evaluation.episodes)
     at_once = min(AT_ONCE, count)
-    for begin in range(0, count, at_once):
-        with precision(run.config.train.precision):
-            found = player.play(torch.arange(begin, begin + at_once), split_seed("test", 0))
-        yield found.map(lambda x, kept=count - begin: x[:kept]), policy
+    with contextlib.closing(player):
+        for begin in range(0, count, at_once):
+            with precision(run.config.train.precision):
+                found = player.play(torch.arange(begin, begin + at_once), split_seed("test", 0))
+            yield found.map(lambda x, kept=count - begin: x[:kept]), policy
 
 
 def _mean(x_B: Floats, block: float) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -23,7 +24,8 @@ def kinetics_of(run: Run, *, episodes: int = EPISODES, device: torch.device | st
         raise ValueError(f"{run.path}: regimes shift inside episodes of sepsis, not of {domain.name}")
     policy = load_policy(run.path).to(chosen)
     player = Player(policy, domain.simulator("test", chosen), device=chosen, sampled=policy.sampled)
-    return kinetics([player.play(torch.arange(episodes), split_seed("test", 0))])
+    with contextlib.closing(player):
+        return kinetics([player.play(torch.arange(episodes), split_seed("test", 0))])
 
 
 def kinetics_rows(run: Run, found: Kinetics) -> list[dict[str, Any]]:
