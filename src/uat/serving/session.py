@@ -16,18 +16,25 @@ from torch import Tensor
 from uat.acting import choose
 from uat.checks import Array
 from uat.methods import Policy
+from uat.methods.policy import TransformerPolicy
 from uat.methods.uat import UAT
 from uat.methods.vanilla import Vanilla
 from uat.nn.kernels.cpu_step import CPUStep
 from uat.serving.entrance import Entrance, Values
+from uat.serving.fused import FusedStep
 from uat.types import Agent, Discrete, Step
 
 FAST_STREAMS = 8
 """Up to here the fast step, which takes one stream after the other, beats the cached step, which takes all at once."""
 
 
-def open_fast(policy: Policy) -> CPUStep | str:
+def open_fast(policy: Policy) -> CPUStep | FusedStep | str:
     """The policy's weights as they are now, ready for the fast step; or why there is none."""
+    if on_gpu(policy):
+        try:
+            return FusedStep(policy) if isinstance(policy, TransformerPolicy) else policy.fuse() or "it has none"
+        except ValueError as error:
+            return str(error)
     if type(policy) not in (UAT, Vanilla):  # a subclass may compute anything
         return f"{type(policy).__name__} has no fast step"
     assert isinstance(policy, UAT | Vanilla)
@@ -35,6 +42,10 @@ def open_fast(policy: Policy) -> CPUStep | str:
         return CPUStep(policy.backbone, policy.head, policy.utility if isinstance(policy, UAT) else None)
     except ValueError as error:
         return str(error)
+
+
+def on_gpu(policy: Policy) -> bool:
+    return next(policy.parameters()).is_cuda
 
 
 class Session:
@@ -46,6 +57,7 @@ class Session:
 
     A few streams on a CPU take the fast step (`path` says so). It copies the weights when the session opens: open
     another one after training on. With path="cached" the policy's own `step` plays, whatever its weights are by then.
+    On a GPU path="fast" is the fused step, one launch for all streams; unasked, a session is "cached" there.
     """
 
     path: Literal["fast", "cached"]
@@ -78,10 +90,10 @@ class Session:
     def _choose_path(self, path: str) -> Agent[Any]:
         if path not in ("auto", "fast", "cached"):
             raise ValueError(f"path={path!r} must be 'auto', 'fast' or 'cached'")
-        if path == "cached" or (path == "auto" and self.streams > FAST_STREAMS):
+        if path == "cached" or (path == "auto" and (self.streams > FAST_STREAMS or on_gpu(self.policy))):
             return self.policy
         fast = open_fast(self.policy)
-        if isinstance(fast, CPUStep):
+        if not isinstance(fast, str):
             return fast
         if path == "fast":
             raise ValueError(f"path='fast' is not possible: {fast}")
@@ -114,7 +126,7 @@ class Session:
             first_B = self._steps == 0
             done = np.where(first_B.reshape(-1, *[1] * (done.ndim - 1)), self._none, done)
         told = seen, done, self._delayed(earned_B, first_B), first_B, may_BA
-        answer = self._fast(self._agent, *told) if isinstance(self._agent, CPUStep) else self._cached(*told)
+        answer = self._in_numpy(self._agent, *told) if isinstance(self._agent, CPUStep) else self._in_torch(*told)
         self._steps += 1
         self._longest, self._fresh = self._longest + 1, False
         return answer
@@ -131,9 +143,9 @@ class Session:
         self._steps[chosen.astype(np.int64)] = 0
         self._longest, self._fresh = int(self._steps.max()), bool((self._steps == 0).any())
 
-    # ------------------------------------------------------------ the two paths: what is known, and the answer
+    # ------------------------------------------------------------ what is known, and the answer
 
-    def _fast(
+    def _in_numpy(
         self, agent: CPUStep, obs: Values, action: Values, reward_B: Values, first_B: Values, allowed_BA: Values | None
     ) -> Tensor:
         logits_BA = agent.decide(self._state, obs, action, reward_B.tolist(), first_B.tolist(), allowed_BA)
@@ -144,7 +156,7 @@ class Session:
         return torch.from_numpy(self._last.copy())
 
     @torch.no_grad()
-    def _cached(
+    def _in_torch(
         self, obs: Values, action: Values, reward_B: Values, first_B: Values, allowed_BA: Values | None
     ) -> Tensor:
         told = {"obs": obs, "prev_action": action, "prev_reward": reward_B, "first": first_B}
