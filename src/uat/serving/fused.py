@@ -15,8 +15,7 @@ from uat.types import Step
 
 class FusedStep:
     """An agent whose memories hold the weights of the layers as they were when each was opened; the rest is read as it
-    is by then. The policy itself stays on the path on which it was: whoever trains it, or opens another session, notices
-    nothing."""
+    is by then. The policy itself stays on its path: whoever trains it, or opens another session, notices nothing."""
 
     sampled: ClassVar[bool] = False
 
