@@ -61,7 +61,7 @@ class Evaluate:
     episodes: int | None = None
     """Test episodes; unset: what the run's config says."""
     references: bool = True
-    """Also score the filter, the expert and chance (worked out once per run folder)."""
+    """Whether the filter, the expert and chance are scored, too (worked out once per run folder)."""
     each: bool = False
     """Also show every run of several seeds on a line of its own."""
     unfinished: bool = False

@@ -65,7 +65,8 @@ class Run:
             raise RunError(f"{run.path} holds another run ({describe(other.config)}); choose another folder with --out")
         if not resume:
             raise RunError(
-                f"{run.path} already holds this run; continue it with --resume, or choose another folder with --out"
+                f"{run.path} already holds this run; continue it with --resume (in Python resume=True), "
+                "or choose another folder"
             )
         return run
 
@@ -73,7 +74,8 @@ class Run:
     def open(path: Path | str) -> Run:
         file = Path(path) / "config.json"
         if not file.is_file():
-            raise RunError(f"{Path(path)} is not a run folder: it has no config.json")
+            missing = "it has no config.json" if Path(path).exists() else "there is nothing of that name"
+            raise RunError(f"{Path(path)} is not a run folder: {missing}")
         try:
             return Run(Path(path), run_config_from_json(json.loads(file.read_text())))
         except (ValueError, TypeError) as error:
@@ -177,14 +179,20 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def save_policy(
-    path: Path, policy: Policy, method_name: str, *, weights: Mapping[str, Tensor] | None = None, domain: Any = None
+    path: Path | str,
+    policy: Policy,
+    method_name: str,
+    *,
+    weights: Mapping[str, Tensor] | None = None,
+    domain: Any = None,
 ) -> None:
-    """Weights with all that is needed to act again: method, its config, the spec and so the reward's scale.
+    """Weights with all that is needed to act again: method, its config, the spec and so the reward's scale. One file,
+    which `load_policy` reads.
 
     domain: config of the domain it was trained in, if it was one of ours.
     """
     meta = {"method": method_name, "config": to_json(policy.config), "spec": spec_to_json(policy.spec)}
-    write_tensors(path, weights or policy.state_dict(), {**meta, "domain": to_json(domain)})
+    write_tensors(Path(path), weights or policy.state_dict(), {**meta, "domain": to_json(domain)})
 
 
 def load_policy(path: Path | str) -> Policy:

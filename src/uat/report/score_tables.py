@@ -294,7 +294,8 @@ def pairs_table(rows: Rows, domain: str) -> Table | None:
     return Table(
         name=f"main-{domain}-pairs",
         title=f"{domain}: paired differences from the best method",
-        note="The same seeds and episodes for both; p by Holm's rule for all pairs of a task. "
+        note="From the best by its mean, ablations left out. The same seeds and episodes for both; intervals are of "
+        "each pair alone, p by Holm's rule for all pairs of a task, ablations among them. "
         f"{clear or 'None'} of these {len(body)} differences {'are' if clear > 1 else 'is'} significant at 5 %.",
         head=["task and methods", "difference", "95 % interval", "p (Holm)"],
         rows=body,
