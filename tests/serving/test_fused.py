@@ -75,6 +75,7 @@ def test_weights_of_the_layers_are_those_of_when_it_opened() -> None:
             for weight in block.parameters():
                 weight.zero_()
     assert torch.equal(open_before.act(torch.ones(2, 5)), expected)
+    assert not torch.equal(Session(policy, streams=2, path="fast").act(torch.ones(2, 5)), expected)
 
 
 def test_unasked_it_is_cached() -> None:
