@@ -40,6 +40,8 @@ LAID = 1024
 """Numbers that a program copies when matrices are laid side by side."""
 SITES = 3
 """Places in a block that drop: attention, its output, the feed-forward network's output."""
+MOST_HIDDEN = 64
+"""Hidden units that a program treats at a time."""
 
 
 class Weights(NamedTuple):
@@ -151,7 +153,6 @@ class FusedBlocks(torch.autograd.Function):
         (rows, d), f, gated = dx.shape, kept.hidden.shape[-1], gates is not None
         program = _program(precision, dx.device)
         programs = shares(rows, program.rows)
-        norm_parts = dx.new_empty(programs, count, 4 * d)
         dgates = None if gates is None else torch.empty_like(gates)
         e2, e1, dhidden, dqkv = (torch.empty_like(like) for like in (kept.z, kept.z, kept.hidden, kept.qkv))
         dx = dx.contiguous()
@@ -168,8 +169,8 @@ class FusedBlocks(torch.autograd.Function):
             cast(Any, rows_backward)[(programs,)](
                 dx, dqkv[here], up.z, up.scale, dx1, norms[here].w, norms[here].b, laid[here], *told,
                 low.z1, low.scale1, low.hidden, norms[there].ff_w, laid[there], seed, peak,
-                e2[there], dhidden[there], to_x1, e1[there], dh, to_x, norm_parts, rows, SITES * below, above, below,
-                D=d, F=f, SQUARES=_squares(gated), PARTS=count * 4 * d, ROWS=program.rows, DROP=ctx.drop,
+                e2[there], dhidden[there], to_x1, e1[there], dh, to_x, rows, SITES * below,
+                D=d, F=f, BLOCK=min(f, MOST_HIDDEN), SQUARES=_squares(gated), ROWS=program.rows, DROP=ctx.drop,
                 MIX=below >= 0, PROJECT=above < count, UTILITY=gated, TOP=gated and above == count - 1,
                 ENLARGED=told[0].dtype == torch.float16, STAGES=_stages(d, precision), PRECISION=precision,
                 num_warps=program.warps_back,
@@ -180,7 +181,7 @@ class FusedBlocks(torch.autograd.Function):
             dx1 = to_x1
             attend_backward(low.qkv, dh, dqkv[below], seed, SITES * below, ctx.shape, ctx.heads, ctx.drop, precision)
         factors = Factors(e2, kept.hidden, dhidden, kept.z1, e1, kept.h, dqkv, kept.z)
-        parts = (norm_parts, *weight_gradients(factors, norms, gates, peak, ctx.heads, precision))
+        parts = weight_gradients(factors, norms, gates, laid, peak, ctx.heads, precision)
         found = added(*(part.flatten(1) for part in parts))
         gradients = zip(*(part.view(count, -1) for part in found), strict=True)
         flat = [gradient for parts in gradients for gradient in _gradients(parts, map_sizes(d, f), ctx.shapes)]
@@ -214,8 +215,8 @@ def _launch_rows(
     cast(Any, rows_forward)[(shares(rows, program.rows),)](
         x, old.h, laid[before], w.out_b, w.ff_norm_w, w.ff_norm_b, w.b1, w.b2, seed, old.z1, old.scale1, old.hidden,
         out, w_new.norm_w, w_new.norm_b, laid[here], rho, g, new.z, new.scale, new.qkv, rows, SITES * before,
-        D=d, F=f, SQUARES=_squares(gated), ROWS=program.rows, DROP=drop, MIX=mix, PROJECT=project, UTILITY=gated,
-        STAGES=_stages(d, precision), PRECISION=precision, num_warps=program.warps,
+        D=d, F=f, BLOCK=min(f, MOST_HIDDEN), SQUARES=_squares(gated), ROWS=program.rows, DROP=drop, MIX=mix,
+        PROJECT=project, UTILITY=gated, STAGES=_stages(d, precision), PRECISION=precision, num_warps=program.warps,
     )  # fmt: skip
     return out
 

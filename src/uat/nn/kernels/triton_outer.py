@@ -125,19 +125,17 @@ def _outer(
     split, tile = tl.program_id(0), tl.program_id(1)
     to = parts_ptr + split * (M * K + M)
     outer_tile(
-        a_ptr, b_ptr, to, to, to, 1.0, N, split, a_stride, b_stride, tile,
-        M, K, HIGH, WIDE, ROWS, TURNS, False, PRECISION,
+        a_ptr, b_ptr, to, 1.0, N, split, a_stride, b_stride, tile, M, K, HIGH, WIDE, ROWS, TURNS, PRECISION
     )  # fmt: skip
 
 
 @triton.jit
 def outer_tile(
-    a_ptr, b_ptr, w_ptr, bias_ptr, to, small, N, split, a_stride, b_stride, tile,
+    a_ptr, b_ptr, to, small, N, split, a_stride, b_stride, tile,
     M: tl.constexpr, K: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
-    TURNS: tl.constexpr, NORMED: tl.constexpr, PRECISION: tl.constexpr,
+    TURNS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of a^T b over one share of the rows, and of the sum of a. NORMED: b was multiplied with w, and a bias
-    added, when it was used."""
+    """One tile of a^T b over one share of the rows, and of the sum of a, made `small`."""
     wide: tl.constexpr = (K + WIDE - 1) // WIDE
     m, k = tile // wide * HIGH + tl.arange(0, HIGH), tile % wide * WIDE + tl.arange(0, WIDE)
     product = tl.zeros((HIGH, WIDE), tl.float32)
@@ -149,10 +147,6 @@ def outer_tile(
         b = read(b_ptr + n[:, None] * b_stride + k[None, :], (n < N)[:, None] & (k < K)[None, :])
         product += times_loaded(tl.trans(a), b, PRECISION)
         total += times_loaded(tl.trans(a), ones, PRECISION)
-    summed = tl.max(total, 1)  # all columns are alike
-    if NORMED:
-        w, bias = tl.load(w_ptr + k, mask=k < K, other=0.0), tl.load(bias_ptr + k, mask=k < K, other=0.0)
-        product = product * w[None, :] + summed[:, None] * bias[None, :]
     tl.store(to + m[:, None] * K + k[None, :], product * small, mask=(m < M)[:, None] & (k < K)[None, :])
     if tile % wide == 0:
-        tl.store(to + M * K + m, summed * small, mask=m < M)
+        tl.store(to + M * K + m, tl.max(total, 1) * small, mask=m < M)  # all columns are alike

@@ -19,13 +19,14 @@ import triton.language as tl
 
 from uat.nn.kernels.triton_parts import (
     enlarged,
-    norm_backward,
+    kept,
     read,
     rectified,
     rounded,
     scaled,
     standardised,
     thinned,
+    through_norm,
     times,
     times_loaded,
     write,
@@ -36,49 +37,36 @@ from uat.nn.kernels.triton_parts import (
 def rows_forward(
     x_ptr, h_ptr, mix_ptr, out_b, ff_norm_w, ff_norm_b, b1_ptr, b2_ptr, seed_ptr, z1_ptr, scale1_ptr, hidden_ptr,
     x2_ptr, norm_w, norm_b, project_ptr, rho_ptr, g_ptr, z_ptr, scale_ptr, qkv_ptr, N, site,
-    D: tl.constexpr, F: tl.constexpr, SQUARES: tl.constexpr, ROWS: tl.constexpr, DROP: tl.constexpr, MIX: tl.constexpr,
-    PROJECT: tl.constexpr, UTILITY: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr, SQUARES: tl.constexpr, ROWS: tl.constexpr,
+    DROP: tl.constexpr, MIX: tl.constexpr, PROJECT: tl.constexpr, UTILITY: tl.constexpr, STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    n, d, f = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, D), tl.arange(0, F)
+    n, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, D)
     live, seed = (n < N)[:, None], tl.load(seed_ptr)
     here = n[:, None] * D + d[None, :]
     x = read(x_ptr + here, live)
     if MIX:
         out_w = mix_ptr + (SQUARES - 1) * D * D
         up = out_w + D * D
-        h = read(h_ptr + here, live)
-        if PRECISION == "half":  # all weights are asked for at once; there are no registers for larger ones
-            w_out, w_up = tl.load(out_w + d[None, :] * D + d[:, None]), tl.load(up + f[None, :] * D + d[:, None])
-            w_down = tl.load(up + D * F + d[None, :] * F + f[:, None])
-            change = times_loaded(h, w_out, PRECISION)
-        else:
-            change = times(h, out_w, d, d, D, PRECISION)
-        change += tl.load(out_b + d)[None, :]
-        if DROP > 0:
-            change = thinned(change, seed, n, d, site + 1, DROP)
-        x += change
+        change = times(read(h_ptr + here, live), out_w, d, d, D, PRECISION) + tl.load(out_b + d)[None, :]
+        x += _thinned(change, 1.0, seed, n, d, site + 1, DROP)
         y1 = _normed(x, ff_norm_w, ff_norm_b, z1_ptr + here, scale1_ptr + n, n < N, d, D, PRECISION)
-        hidden = times_loaded(y1, w_up, PRECISION) if PRECISION == "half" else times(y1, up, f, d, D, PRECISION)
-        hidden = rectified(hidden + tl.load(b1_ptr + f)[None, :], PRECISION)
-        write(hidden_ptr + n[:, None] * F + f[None, :], hidden, live)
-        if PRECISION == "half":
-            change = times_loaded(hidden, w_down, PRECISION)
-        else:
-            change = times(hidden, up + D * F, d, f, F, PRECISION)
+        change = tl.zeros((ROWS, D), tl.float32)
+        for block in tl.range(0, F // BLOCK, num_stages=STAGES):
+            f = block * BLOCK + tl.arange(0, BLOCK)
+            hidden = times(y1, up, f, d, D, PRECISION) + tl.load(b1_ptr + f)[None, :]
+            hidden = rectified(hidden, PRECISION)
+            write(hidden_ptr + n[:, None] * F + f[None, :], hidden, live)
+            change += times(hidden, up + D * F, d, f, F, PRECISION)
         change += tl.load(b2_ptr + d)[None, :]
-        if DROP > 0:
-            change = thinned(change, seed, n, d, site + 2, DROP)
-        x += change
+        x += _thinned(change, 1.0, seed, n, d, site + 2, DROP)
         write(x2_ptr + here, x, live)
     if PROJECT:
         y = _normed(x, norm_w, norm_b, z_ptr + here, scale_ptr + n, n < N, d, D, PRECISION)
-        if UTILITY:
-            rho = rounded(read(rho_ptr + here, live), PRECISION)
-            g = rounded(read(g_ptr + here, live), PRECISION)
         for part in tl.range(0, 3, num_stages=STAGES):
             out = times(y, project_ptr + part * D * D, d, d, D, PRECISION)
             if UTILITY:
-                gate = tl.where(part == 0, rho, g)
+                gate = rounded(read(tl.where(part == 0, rho_ptr, g_ptr) + here, live), PRECISION)
                 out += gate * times(y, project_ptr + (3 + part) * D * D, d, d, D, PRECISION)
                 out += times(gate, project_ptr + (6 + part) * D * D, d, d, D, PRECISION)
             write(qkv_ptr + n[:, None] * 3 * D + part * D + d[None, :], rounded(out, PRECISION), live)
@@ -93,22 +81,21 @@ def _normed(x, w_ptr, b_ptr, z_ptr, scale_ptr, live, d, D: tl.constexpr, PRECISI
     return rounded(z * tl.load(w_ptr + d)[None, :] + tl.load(b_ptr + d)[None, :], PRECISION)
 
 
-@triton.jit(do_not_specialize=["site", "above", "below"])
+@triton.jit(do_not_specialize=["site"])
 def rows_backward(
     d2_ptr, dqkv_ptr, z_ptr, scale_ptr, dres_ptr, norm_w, norm_b, project_ptr, rho_ptr, g_ptr, drho_ptr, dg_ptr,
     z1_ptr, scale1_ptr, hidden_ptr, ff_norm_w, mix_ptr, seed_ptr, peak_ptr, e2_ptr, dhidden_ptr, dx1_ptr, e1_ptr,
-    dh_ptr, dx_ptr, parts_ptr, N, site, above, below,
-    D: tl.constexpr, F: tl.constexpr, SQUARES: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
+    dh_ptr, dx_ptr, N, site,
+    D: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr, SQUARES: tl.constexpr, ROWS: tl.constexpr,
     DROP: tl.constexpr, MIX: tl.constexpr, PROJECT: tl.constexpr, UTILITY: tl.constexpr, TOP: tl.constexpr,
     ENLARGED: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    n, d, f = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, D), tl.arange(0, F)
+    n, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, D)
     live, seed = (n < N)[:, None], tl.load(seed_ptr)
     here = n[:, None] * D + d[None, :]
     total: tl.constexpr = SQUARES * D * D + 2 * D * F
     large = enlarged(peak_ptr, PRECISION)
     small = 1.0 / large
-    parts_ptr += tl.program_id(0) * PARTS
     if PROJECT:
         # through the projections, the norm, and what comes along the residual; weights of the next part are under way
         # while these are used
@@ -120,15 +107,13 @@ def rows_backward(
                 unit = 1.0
             y = read(z_ptr + here, live).to(tl.float32) * tl.load(norm_w + d)[None, :] + tl.load(norm_b + d)[None, :]
             y = rounded(y, PRECISION)
-            rho = rounded(read(rho_ptr + here, live), PRECISION)
-            g = rounded(read(g_ptr + here, live), PRECISION)
             dg = tl.zeros((ROWS, D), tl.float32)
             drho = _narrowed(dg, ENLARGED)
         for part in tl.range(0, 3, num_stages=STAGES):
             dout = read(dqkv_ptr + n[:, None] * 3 * D + part * D + d[None, :], live)
             dy += times(dout, turned_ptr + part * D * D, d, d, D, PRECISION)
             if UTILITY:
-                gate = tl.where(part == 0, rho, g)
+                gate = rounded(read(tl.where(part == 0, rho_ptr, g_ptr) + here, live), PRECISION)
                 dy += times(scaled(dout, gate, PRECISION), turned_ptr + (3 + part) * D * D, d, d, D, PRECISION)
                 dgate = dout * times(y, project_ptr + (3 + part) * D * D, d, d, D, PRECISION)
                 dgate = (dgate + times(dout, turned_ptr + (6 + part) * D * D, d, d, D, PRECISION)) * unit
@@ -140,48 +125,41 @@ def rows_backward(
             write(drho_ptr + here, drho, live)
             write(dg_ptr + here, _narrowed(dg, ENLARGED), live)
         z, scale = read(z_ptr + here, live).to(tl.float32), read(scale_ptr + n, n < N)
-        d2 = norm_backward(dy * small, z, scale, tl.load(norm_w + d), parts_ptr + (4 * above + 2) * D, d, D)
-        d2 += read(dres_ptr + here, live)
+        d2 = read(dres_ptr + here, live) + through_norm(dy, z, scale * small, tl.load(norm_w + d), D)
     else:
         d2 = read(d2_ptr + here, live)
     if MIX:
         # e2 and e1 are the gradients of what was added to the residual stream, before it was dropped
         out_w = mix_ptr + total + (SQUARES - 1) * D * D
         up = out_w + D * D
-        if PRECISION == "half":
-            z1 = read(z1_ptr + here, live)
-            hidden = read(hidden_ptr + n[:, None] * F + f[None, :], live)
-            w_down, w_up = tl.load(up + D * F + f[None, :] * D + d[:, None]), tl.load(up + d[None, :] * F + f[:, None])
-            w_out = tl.load(out_w + d[None, :] * D + d[:, None])
-        e2 = d2
-        if DROP > 0:
-            e2 = thinned(d2, seed, n, d, site + 2, DROP)
-        e2 = rounded(e2 * large, PRECISION)
+        e2 = rounded(_thinned(d2, large, seed, n, d, site + 2, DROP), PRECISION)
         write(e2_ptr + here, e2, live)
-        if PRECISION == "half":
-            dhidden = times_loaded(e2, w_down, PRECISION)
-        else:
-            dhidden = times(e2, up + D * F, f, d, D, PRECISION)
+        dy = tl.zeros((ROWS, D), tl.float32)
+        for block in tl.range(0, F // BLOCK, num_stages=STAGES):
+            f = block * BLOCK + tl.arange(0, BLOCK)
             hidden = read(hidden_ptr + n[:, None] * F + f[None, :], live)
-        dhidden = rounded(tl.where(hidden > 0, dhidden, 0.0), PRECISION)
-        write(dhidden_ptr + n[:, None] * F + f[None, :], dhidden, live)
-        if PRECISION == "half":
-            dy = times_loaded(dhidden, w_up, PRECISION) * small
-        else:
-            dy = times(dhidden, up, d, f, F, PRECISION)
-            z1 = read(z1_ptr + here, live)
-        z, scale = z1.to(tl.float32), read(scale1_ptr + n, n < N)
-        d2 += norm_backward(dy, z, scale, tl.load(ff_norm_w + d), parts_ptr + 4 * below * D, d, D)
+            dhidden = times(e2, up + D * F, f, d, D, PRECISION)
+            dhidden = rounded(tl.where(hidden > 0, dhidden, 0.0), PRECISION)
+            write(dhidden_ptr + n[:, None] * F + f[None, :], dhidden, live)
+            dy += times(dhidden, up, d, f, F, PRECISION)
+        z, scale = read(z1_ptr + here, live).to(tl.float32), read(scale1_ptr + n, n < N)
+        d2 += through_norm(dy, z, scale * small, tl.load(ff_norm_w + d), D)
         write(dx1_ptr + here, d2, live)
-        e1 = d2
-        if DROP > 0:
-            e1 = thinned(d2, seed, n, d, site + 1, DROP)
-        e1 = rounded(e1 * large, PRECISION)
+        e1 = rounded(_thinned(d2, large, seed, n, d, site + 1, DROP), PRECISION)
         write(e1_ptr + here, e1, live)
-        dh = times_loaded(e1, w_out, PRECISION) if PRECISION == "half" else times(e1, out_w, d, d, D, PRECISION)
-        write(dh_ptr + here, rounded(dh, PRECISION), live)
+        write(dh_ptr + here, rounded(times(e1, out_w, d, d, D, PRECISION), PRECISION), live)
     else:
         write(dx_ptr + here, d2, live)
+
+
+@triton.jit
+def _thinned(x, scale, seed, row, column, site, DROP: tl.constexpr):
+    """x times the scale where it is `kept`, made larger for the rest."""
+    if DROP > 0:
+        x = tl.where(kept(seed, row, column, site, DROP), x * (scale / (1 - DROP)), 0.0)
+    else:
+        x *= scale
+    return x
 
 
 @triton.jit
