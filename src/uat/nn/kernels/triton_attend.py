@@ -97,9 +97,7 @@ def _attend_backward(
     dh = read(dh_ptr + here, live)
     weight, scale = _causal(q, k, t, SCALE, PRECISION)
     weight *= scale[:, None]
-    used = weight
-    if DROP > 0:
-        used = thinned(weight, seed, tl.program_id(0) * ROOM + t, t, site, DROP)
+    used = thinned(weight, seed, tl.program_id(0) * ROOM + t, t, site, DROP)
     dv = times_loaded(tl.trans(rounded(used, PRECISION)), dh, PRECISION)
     write(dqkv_ptr + 2 * D + at, rounded(dv, PRECISION), live)
     scaled_dh = rounded(dh.to(tl.float32) * SCALE, PRECISION)  # here it is fewest multiplications

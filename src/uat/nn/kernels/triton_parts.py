@@ -315,6 +315,9 @@ def kept(seed, row, column, site, DROP: tl.constexpr):
 
 
 @triton.jit
-def thinned(x, seed, row, column, site, DROP: tl.constexpr):
-    """x where it is `kept`, made larger for the rest."""
-    return tl.where(kept(seed, row, column, site, DROP), x * (1 / (1 - DROP)), 0.0)
+def thinned(x, seed, row, column, site, DROP: tl.constexpr, scale=1.0):
+    """x times the scale where it is `kept`, made larger for the rest."""
+    x = x * (scale / (1 - DROP))
+    if DROP > 0:
+        x = tl.where(kept(seed, row, column, site, DROP), x, 0.0)
+    return x

@@ -19,7 +19,6 @@ import triton.language as tl
 
 from uat.nn.kernels.triton_parts import (
     enlarged,
-    kept,
     read,
     rectified,
     rounded,
@@ -28,7 +27,6 @@ from uat.nn.kernels.triton_parts import (
     thinned,
     through_norm,
     times,
-    times_loaded,
     write,
 )
 
@@ -49,7 +47,7 @@ def rows_forward(
         out_w = mix_ptr + (SQUARES - 1) * D * D
         up = out_w + D * D
         change = times(read(h_ptr + here, live), out_w, d, d, D, PRECISION) + tl.load(out_b + d)[None, :]
-        x += _thinned(change, 1.0, seed, n, d, site + 1, DROP)
+        x += thinned(change, seed, n, d, site + 1, DROP)
         y1 = _normed(x, ff_norm_w, ff_norm_b, z1_ptr + here, scale1_ptr + n, n < N, d, D, PRECISION)
         change = tl.zeros((ROWS, D), tl.float32)
         for block in tl.range(0, F // BLOCK, num_stages=STAGES):
@@ -59,7 +57,7 @@ def rows_forward(
             write(hidden_ptr + n[:, None] * F + f[None, :], hidden, live)
             change += times(hidden, up + D * F, d, f, F, PRECISION)
         change += tl.load(b2_ptr + d)[None, :]
-        x += _thinned(change, 1.0, seed, n, d, site + 2, DROP)
+        x += thinned(change, seed, n, d, site + 2, DROP)
         write(x2_ptr + here, x, live)
     if PROJECT:
         y = _normed(x, norm_w, norm_b, z_ptr + here, scale_ptr + n, n < N, d, D, PRECISION)
@@ -132,7 +130,7 @@ def rows_backward(
         # e2 and e1 are the gradients of what was added to the residual stream, before it was dropped
         out_w = mix_ptr + total + (SQUARES - 1) * D * D
         up = out_w + D * D
-        e2 = rounded(_thinned(d2, large, seed, n, d, site + 2, DROP), PRECISION)
+        e2 = rounded(thinned(d2, seed, n, d, site + 2, DROP, large), PRECISION)
         write(e2_ptr + here, e2, live)
         dy = tl.zeros((ROWS, D), tl.float32)
         for block in tl.range(0, F // BLOCK, num_stages=STAGES):
@@ -145,21 +143,11 @@ def rows_backward(
         z, scale = read(z1_ptr + here, live).to(tl.float32), read(scale1_ptr + n, n < N)
         d2 += through_norm(dy, z, scale * small, tl.load(ff_norm_w + d), D)
         write(dx1_ptr + here, d2, live)
-        e1 = rounded(_thinned(d2, large, seed, n, d, site + 1, DROP), PRECISION)
+        e1 = rounded(thinned(d2, seed, n, d, site + 1, DROP, large), PRECISION)
         write(e1_ptr + here, e1, live)
         write(dh_ptr + here, rounded(times(e1, out_w, d, d, D, PRECISION), PRECISION), live)
     else:
         write(dx_ptr + here, d2, live)
-
-
-@triton.jit
-def _thinned(x, scale, seed, row, column, site, DROP: tl.constexpr):
-    """x times the scale where it is `kept`, made larger for the rest."""
-    if DROP > 0:
-        x = tl.where(kept(seed, row, column, site, DROP), x * (scale / (1 - DROP)), 0.0)
-    else:
-        x *= scale
-    return x
 
 
 @triton.jit

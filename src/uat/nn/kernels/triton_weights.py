@@ -4,9 +4,9 @@ Each is a sum over all rows, and tiny. None waits for another, and only the opti
 once the way back is through all blocks, they fill the device, where those of one block would not. Rows are shared out;
 `added` adds up what the programs found, in a fixed order.
 
-Norms come along. A map W takes y = w z + b, and gets the gradient dout: with S = sum of dout z^T over rows and s = sum of
-dout, the gradient of W is S w + s b^T, that of w has the sums over outputs of W S, entry by entry, and that of b is W^T s.
-So no kernel of the way back adds anything up over rows.
+Norms come along. A map W takes y = w z + b, and dout is the gradient of what it gives. With S the sum of dout z^T over
+rows, and s that of dout, the gradient of W is S w + s b^T; that of w is the sum of W S, entry by entry, over outputs;
+and that of b is W^T s. So no kernel on the way back has to add up anything over rows.
 
 Shapes: N rows, D width, H heads, E head size, F feed-forward, L blocks.
 """
@@ -25,8 +25,9 @@ from torch import Tensor
 from uat.nn.kernels.triton_outer import outer_tile, tile_of
 from uat.nn.kernels.triton_parts import enlarged, read, scaled, shares, times_loaded
 
-SPLITS = 16
-"""Programs that share the rows of a tile of a gradient."""
+SPLITS = 11
+"""Programs that share the rows of a tile of a gradient: with three blocks of eight tiles each, two programs for each
+multiprocessor of a large GPU, and none has to wait for another's place."""
 
 
 class Factors(NamedTuple):
@@ -183,11 +184,11 @@ def _after_norm(
     D: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, TURNS: tl.constexpr,
     UTILITY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of the gradients of maps of y = w z + b over one share of the rows, (in, out): of W and, where there is a
-    gate, of W^u, which is as large and lies three squares further; of U; the sum of dout; and of w and b.
+    """One tile of the gradients of maps of y = w z + b over one share of the rows: of W and, where there is a gate, of
+    W^u, which lies three squares further, both as (in, out); of U; the sum of dout; and of w and b.
 
-    Both factors of a product lie in shared memory: with one of them in registers, which a left factor would be, the
-    compiler has the program wait for each instruction."""
+    What is worked out here is a right factor: a left one would be taken from registers, and then the compiler has the
+    program wait for each instruction of each product."""
     dw = tl.zeros((WIDE, HIGH), tl.float32)
     dtwin = tl.zeros((WIDE, HIGH), tl.float32)
     du = tl.zeros((HIGH, HIGH), tl.float32)
