@@ -105,13 +105,19 @@ def rows_backward(
                 unit = 1.0
             y = read(z_ptr + here, live).to(tl.float32) * tl.load(norm_w + d)[None, :] + tl.load(norm_b + d)[None, :]
             y = rounded(y, PRECISION)
+            if STAGES == 1:  # where gates cannot be under way while others are used, registers hold both
+                rho = rounded(read(rho_ptr + here, live), PRECISION)
+                g = rounded(read(g_ptr + here, live), PRECISION)
             dg = tl.zeros((ROWS, D), tl.float32)
             drho = _narrowed(dg, ENLARGED)
         for part in tl.range(0, 3, num_stages=STAGES):
             dout = read(dqkv_ptr + n[:, None] * 3 * D + part * D + d[None, :], live)
             dy += times(dout, turned_ptr + part * D * D, d, d, D, PRECISION)
             if UTILITY:
-                gate = rounded(read(tl.where(part == 0, rho_ptr, g_ptr) + here, live), PRECISION)
+                if STAGES == 1:
+                    gate = tl.where(part == 0, rho, g)
+                else:
+                    gate = rounded(read(tl.where(part == 0, rho_ptr, g_ptr) + here, live), PRECISION)
                 dy += times(scaled(dout, gate, PRECISION), turned_ptr + (3 + part) * D * D, d, d, D, PRECISION)
                 dgate = dout * times(y, project_ptr + (3 + part) * D * D, d, d, D, PRECISION)
                 dgate = (dgate + times(dout, turned_ptr + (6 + part) * D * D, d, d, D, PRECISION)) * unit
