@@ -50,7 +50,7 @@ class Compiler:
     def launch(self, kernel: Any, *args: Any, **given: Any) -> None:
         if self.only and kernel.fn.__name__ not in self.only:
             return
-        options = {name: given.pop(name) for name in ("num_warps", "num_stages", "maxnreg") if name in given}
+        options = {name: given.pop(name) for name in ("num_warps", "num_stages") if name in given}
         values = dict(zip((p.name for p in kernel.params), args, strict=False)) | given
         signature: dict[str, Any] = {}
         constants: dict[tuple[int, ...], Any] = {}

@@ -30,7 +30,7 @@ from torch.autograd.function import once_differentiable
 from uat.nn.blocks import Block
 from uat.nn.kernels.triton_attend import attend, attend_backward
 from uat.nn.kernels.triton_outer import added, unpacked
-from uat.nn.kernels.triton_parts import FEW_REGISTERS, rounded, shares
+from uat.nn.kernels.triton_parts import rounded, shares
 from uat.nn.kernels.triton_rows import rows_backward, rows_forward
 from uat.nn.kernels.triton_step import rounding
 from uat.nn.kernels.triton_weights import Factors, Norms, map_sizes, weight_gradients
@@ -96,16 +96,9 @@ class Kept(NamedTuple):
 
 
 def fused_blocks(
-    blocks: Sequence[Block],
-    x_ND: Tensor,
-    gates: Tensor | None,
-    shape: tuple[int, int],
-    seed: Tensor,
-    peak: Tensor,
-    *,
-    crowded: bool = False,
+    blocks: Sequence[Block], x_ND: Tensor, gates: Tensor | None, shape: tuple[int, int], seed: Tensor, peak: Tensor
 ) -> Tensor:
-    """What the blocks make of x (B * T, D). shape: (B, T); crowded: other policies share the device.
+    """What the blocks make of x (B * T, D). shape: (B, T).
 
     gates: rho and the g of each block, (1 + L, B * T, D), or None. In half precision they come from `fused_gates`,
     which takes their gradient enlarged.
@@ -113,7 +106,7 @@ def fused_blocks(
     first = blocks[0].attention
     drop = first.dropout if blocks[0].training else 0.0
     weights = [weight for block in blocks for weight in _weights(block, gated=gates is not None)]
-    return cast(Tensor, FusedBlocks.apply(x_ND, gates, seed, peak, shape, first.num_heads, drop, crowded, *weights))
+    return cast(Tensor, FusedBlocks.apply(x_ND, gates, seed, peak, shape, first.num_heads, drop, *weights))
 
 
 def _weights(block: Block, *, gated: bool) -> Weights:
@@ -134,22 +127,20 @@ class FusedBlocks(torch.autograd.Function):
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, x: Tensor, gates: Tensor | None, seed: Tensor, peak: Tensor, shape: tuple[int, int], heads: int,
-        drop: float, crowded: bool, *flat: Tensor | None,
+        drop: float, *flat: Tensor | None,
     ) -> Tensor:  # fmt: skip
         each = len(Weights._fields)
         weights = [Weights(*cast("tuple[Any, ...]", flat[at : at + each])) for at in range(0, len(flat), each)]
         precision, laid = rounding(), _laid(weights, rounding())
         kept = Kept.room(x, laid, len(weights), weights[0].w1.shape[0])
-        # what runs over is kept in memory, which costs a policy alone more than it gains
-        limits = {"maxnreg": FEW_REGISTERS} if crowded and precision == "half" else {}
         for layer in range(len(weights) + 1):
-            x = _launch_rows(x, layer, kept, gates, seed, weights, laid, drop, precision, limits)
+            x = _launch_rows(x, layer, kept, gates, seed, weights, laid, drop, precision)
             if layer < len(weights):
                 attend(kept.qkv[layer], kept.h[layer], seed, SITES * layer, shape, heads, drop, precision)
         norms = [norm for w in weights for norm in (w.norm_w, w.norm_b, w.ff_norm_w, w.ff_norm_b)]
         ctx.save_for_backward(gates, seed, laid, *norms, *kept)
-        ctx.peak, ctx.shape, ctx.heads, ctx.drop, ctx.precision, ctx.blocks, ctx.limits = (
-            peak, shape, heads, drop, precision, len(weights), limits
+        ctx.peak, ctx.shape, ctx.heads, ctx.drop, ctx.precision, ctx.blocks = (
+            peak, shape, heads, drop, precision, len(weights)
         )  # fmt: skip
         ctx.shapes = [None if weight is None else weight.shape for weight in flat]
         return x
@@ -182,7 +173,7 @@ class FusedBlocks(torch.autograd.Function):
                 D=d, F=f, BLOCK=min(f, MOST_HIDDEN), SQUARES=_squares(gated), ROWS=program.rows, DROP=ctx.drop,
                 MIX=below >= 0, PROJECT=above < count, UTILITY=gated, TOP=gated and above == count - 1,
                 ENLARGED=told[0].dtype == torch.float16, STAGES=_stages(d, precision), PRECISION=precision,
-                num_warps=program.warps_back, **ctx.limits,
+                num_warps=program.warps_back,
             )  # fmt: skip
             dx = to_x
             if below < 0:
@@ -190,11 +181,11 @@ class FusedBlocks(torch.autograd.Function):
             dx1 = to_x1
             attend_backward(low.qkv, dh, dqkv[below], seed, SITES * below, ctx.shape, ctx.heads, ctx.drop, precision)
         factors = Factors(e2, kept.hidden, dhidden, kept.z1, e1, kept.h, dqkv, kept.z)
-        parts = weight_gradients(factors, norms, gates, laid, peak, ctx.heads, precision, ctx.limits)
+        parts = weight_gradients(factors, norms, gates, laid, peak, ctx.heads, precision)
         found = added(*(part.flatten(1) for part in parts))
         gradients = zip(*(part.view(count, -1) for part in found), strict=True)
         flat = [gradient for parts in gradients for gradient in _gradients(parts, map_sizes(d, f), ctx.shapes)]
-        return dx, dgates, None, None, None, None, None, None, *flat
+        return dx, dgates, None, None, None, None, None, *flat
 
 
 def _gradients(parts: tuple[Tensor, ...], sizes: Sequence[tuple[int, int]], of: Sequence[Any]) -> list[Tensor | None]:
@@ -210,7 +201,7 @@ def _gradients(parts: tuple[Tensor, ...], sizes: Sequence[tuple[int, int]], of: 
 
 def _launch_rows(
     x: Tensor, layer: int, kept: Kept, gates: Tensor | None, seed: Tensor, weights: list[Weights], laid: Tensor,
-    drop: float, precision: str, limits: dict[str, int],
+    drop: float, precision: str,
 ) -> Tensor:  # fmt: skip
     """From the attention of the block before `layer` to that of this one, where there are such; what the way back needs
     goes to `kept`. What the block before gives."""
@@ -226,7 +217,6 @@ def _launch_rows(
         out, w_new.norm_w, w_new.norm_b, laid[here], rho, g, new.z, new.scale, new.qkv, rows, SITES * before,
         D=d, F=f, BLOCK=min(f, MOST_HIDDEN), SQUARES=_squares(gated), ROWS=program.rows, DROP=drop, MIX=mix,
         PROJECT=project, UTILITY=gated, STAGES=_stages(d, precision), PRECISION=precision, num_warps=program.warps,
-        **limits,
     )  # fmt: skip
     return out
 

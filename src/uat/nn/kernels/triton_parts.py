@@ -17,10 +17,6 @@ def shares(size: int, share: int) -> int:
     return -(-size // share)
 
 
-FEW_REGISTERS = 128
-"""Of a thread: so few that four programs of four warps share a multiprocessor, or two beside one of a rollout."""
-
-
 @triton.jit
 def mixed(x):
     """Every bit of a 32-bit number depends on every other (the finalizer of MurmurHash3, by Appleby)."""

@@ -49,8 +49,7 @@ def fused_attend(backbone: Transformer, x_BTD: Tensor) -> Tensor:
 def _attend(backbone: Transformer, x_ND: Tensor, shape: torch.Size, gates: Tensor | None, peak: Tensor) -> Tensor:
     """All blocks and the last norm, which on the way back writes the largest gradient to `peak`."""
     blocks = [cast(Block, block) for block in backbone.blocks]
-    crowded = backbone.beside > 1
-    x_ND = fused_blocks(blocks, x_ND, gates, (shape[0], shape[1]), backbone.dropout_seed, peak, crowded=crowded)
+    x_ND = fused_blocks(blocks, x_ND, gates, (shape[0], shape[1]), backbone.dropout_seed, peak)
     return fused_norm(backbone.last_norm, x_ND, peak).view(*shape, -1)
 
 

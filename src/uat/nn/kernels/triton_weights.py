@@ -62,12 +62,11 @@ def weight_gradients(
     peak: Tensor,
     heads: int,
     precision: str,
-    limits: dict[str, int],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Shares of the gradients, to be added up, (shares, L, ...): of norms, (4 D,), the second's first; of W_2, W_1 and
     W_o, each (M, K), with its bias, (M,), as `unpacked` takes them; and of W, W^u and U.
 
-    laid: the matrices as products took them and transposed, (L, 2, ...); limits: of the compiler."""
+    laid: the matrices as products took them and transposed, (L, 2, ...)."""
     (layers, rows, d), f, tile = factors.z.shape, factors.hidden.shape[-1], tile_of(precision)
     gated, size = gates is not None, d // heads
     # of what follows a norm tiles are as low as others are high, and so for the same instructions
@@ -85,7 +84,7 @@ def weight_gradients(
         D=d, F=f, E=size, H=heads, L=layers, HIGH=tile.high, WIDE=tile.wide, PROJECT_HIGH=normed.project,
         UP_HIGH=normed.up, NORMED_WIDE=normed.wide, PROJECTS=projects, UPS=ups, DOWNS=downs, NORM_SHARES=norm_shares,
         ROWS=tile.rows, TURNS=shares(rows, splits * tile.rows), UTILITY=gated, PRECISION=precision,
-        num_warps=tile.warps(max(normed.project, tile.high)), **limits,
+        num_warps=tile.warps(max(normed.project, tile.high)),
     )  # fmt: skip
     return norm_parts, map_parts, project_parts
 
