@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.builders import SPECS, build_random, moments, random_batch, randomise
 from uat.methods import Policy
-from uat.nn.attention import Attention
+from uat.nn.attention import Attention, looked_back
 from uat.nn.cache import KVCache, RollingCache
 
 LAYERS, STREAMS, HEADS, E = 2, 3, 2, 4
@@ -45,6 +46,48 @@ def test_cache_remembers_what_lists_remember(restarts: list[tuple[bool, ...]], s
                     assert torch.equal(v_BHSE[stream, :, s], kept_L2HE[layer, 1])
         cache.advance()
         assert cache.length_B.tolist() == [len(steps) for steps in remembered]
+
+
+@given(restarts=st.lists(st.tuples(*[st.booleans()] * STREAMS), min_size=1, max_size=9), seed=st.integers(0, 2**31))
+def test_a_window_holds_what_the_whole_cache_shows(restarts: list[tuple[bool, ...]], seed: int) -> None:
+    """As many slots as the longest stream has filled, the present among them; a mask only where streams differ."""
+    generator = torch.Generator().manual_seed(seed)
+    cache, whole = empty(len(restarts) + 2), empty(len(restarts) + 2)
+    for first in restarts:
+        cache.restart(torch.tensor(first))
+        whole.restart(torch.tensor(first))
+        window, visible_BS = cache.window(), whole.visible()
+        lengths = whole.length_B.tolist()
+        assert window.slots == max(lengths) + 1
+        assert (window.visible_BS is None) == (len(set(lengths)) == 1)
+        if window.visible_BS is not None:
+            assert torch.equal(window.visible_BS, visible_BS[:, : window.slots])
+        assert not visible_BS[:, window.slots :].any()
+        kv_2BHE = torch.randn(2, STREAMS, HEADS, E, dtype=torch.float64, generator=generator)
+        for found, expected in zip(cache.write(0, *kv_2BHE, window), whole.write(0, *kv_2BHE), strict=True):
+            assert torch.equal(found, expected[:, :, : window.slots])
+        assert torch.equal(cache.kv_L2BHSE, whole.kv_L2BHSE)
+        cache.advance()
+        whole.advance()
+
+
+def test_a_step_past_the_capacity_is_refused() -> None:
+    cache, kv_BHE = empty(1), torch.zeros(STREAMS, HEADS, E, dtype=torch.float64)
+    cache.write(0, kv_BHE, kv_BHE, cache.window())
+    cache.advance()
+    with pytest.raises(IndexError):
+        cache.write(0, kv_BHE, kv_BHE, cache.window())
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("masked", [False, True])
+def test_looking_back_is_attention(rows: int, masked: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(STREAMS, HEADS, s, E, dtype=torch.float64, generator=generator) for s in (rows, 63, 63))
+    visible_BS = torch.arange(63) <= torch.tensor([[0], [20], [62]]) if masked else None
+    mask = None if visible_BS is None else visible_BS[:, None, None]
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    torch.testing.assert_close(looked_back(q, k, v, visible_BS), expected, rtol=0, atol=1e-13)
 
 
 @given(
@@ -86,7 +129,7 @@ def test_attention_step_by_step_equals_attention_at_once() -> None:
     x, rho, g = (torch.randn(STREAMS, steps, d_model, dtype=torch.float64, generator=generator) for _ in range(3))
     cache, found = empty(steps), []
     for t in range(steps):
-        found.append(attention.step(x[:, t], rho[:, t], g[:, t], cache, 0, cache.visible()))
+        found.append(attention.step(x[:, t], rho[:, t], g[:, t], cache, 0, cache.window()))
         cache.advance()
     torch.testing.assert_close(torch.stack(found, 1), attention(x, rho, g), rtol=0, atol=1e-12)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from uat.nn import kernels
 from uat.nn.attention import Attention
-from uat.nn.cache import KVCache
+from uat.nn.cache import KVCache, Window
 from uat.nn.encoders import build_observation_encoder
 from uat.nn.utility import Channels, Gates, UtilityGates
 from uat.types import Spec, check_choices
@@ -90,9 +90,9 @@ class Block(nn.Module):
         return x_BTD + self.drop(self.ff(self.ff_norm(x_BTD)))
 
     def step(
-        self, x_BD: Tensor, rho_BD: Tensor | None, g_BD: Tensor | None, cache: KVCache, layer: int, visible_BS: Tensor
+        self, x_BD: Tensor, rho_BD: Tensor | None, g_BD: Tensor | None, cache: KVCache, layer: int, window: Window
     ) -> Tensor:
-        x_BD = x_BD + self.attention.step(self.attention_norm(x_BD), rho_BD, g_BD, cache, layer, visible_BS)
+        x_BD = x_BD + self.attention.step(self.attention_norm(x_BD), rho_BD, g_BD, cache, layer, window)
         return x_BD + self.ff(self.ff_norm(x_BD))
 
 
@@ -183,9 +183,9 @@ class Transformer(nn.Module):
         """One token of every stream through all blocks: h (B, D). The cache moves on by one slot."""
         if self.fused and cache.packed is not None and gates is None:
             return kernels.fused_token(self, x_BD, cache)
-        visible_BS = cache.visible()
+        window = cache.window()
         for layer, (block, rho_BD, g_BD) in enumerate(self._layers(gates)):
-            x_BD = block.step(x_BD, rho_BD, g_BD, cache, layer, visible_BS)
+            x_BD = block.step(x_BD, rho_BD, g_BD, cache, layer, window)
         cache.advance()
         return self.last_norm(x_BD)
 

@@ -8,10 +8,18 @@ Shapes: L layers, 2 (keys, values), B streams, H heads, S capacity, E head size.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
+
+
+class Window(NamedTuple):
+    """What one step reads: the first slots of every stream, and where streams differ which of these each may see."""
+
+    slots: int
+    visible_BS: Tensor | None
+    """(B, slots); None: all of them, and the last is where this step's key and value go."""
 
 
 @dataclass(slots=True)
@@ -38,13 +46,26 @@ class KVCache:
         """Streams that start anew forget everything; the others are left alone."""
         self.length_B.masked_fill_(first_B, 0)
 
-    def write(self, layer: int, k_BHE: Tensor, v_BHE: Tensor) -> tuple[Tensor, Tensor]:
-        """Put this step's key and value into each stream's next slot; all keys and values (B, H, S, E) of the layer."""
+    def window(self) -> Window:
+        """What this step reads. Where the host may look at lengths for nothing, on a CPU, that is the filled slots."""
+        if self.length_B.device.type != "cpu":
+            return Window(self.capacity, self.visible())
+        shortest, longest = (int(length) for length in self.length_B.aminmax())
+        return Window(longest + 1, None if shortest == longest else self.visible()[:, : longest + 1])
+
+    def write(self, layer: int, k_BHE: Tensor, v_BHE: Tensor, window: Window | None = None) -> tuple[Tensor, Tensor]:
+        """Put this step's key and value into each stream's next slot; the keys and values (B, H, S, E) of the layer
+        that are in the window, or all."""
         kv_2BHSE = self.kv_L2BHSE[layer]
+        if window is not None and window.visible_BS is None:
+            kv_2BHSE[0, :, :, window.slots - 1] = k_BHE
+            kv_2BHSE[1, :, :, window.slots - 1] = v_BHE
+            return kv_2BHSE[0, :, :, : window.slots], kv_2BHSE[1, :, :, : window.slots]
         slot_B = self.slot()[:, None, None, None].expand(*k_BHE.shape[:2], 1, k_BHE.shape[-1])
         kv_2BHSE[0].scatter_(2, slot_B, k_BHE[:, :, None].to(kv_2BHSE.dtype))
         kv_2BHSE[1].scatter_(2, slot_B, v_BHE[:, :, None].to(kv_2BHSE.dtype))
-        return kv_2BHSE[0], kv_2BHSE[1]
+        slots = self.capacity if window is None else window.slots
+        return kv_2BHSE[0, :, :, :slots], kv_2BHSE[1, :, :, :slots]
 
     def slot(self) -> Tensor:
         """(B,) where each stream's next step goes."""

@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from uat.nn.attention import looked_back
 from uat.nn.blocks import Block, Transformer
-from uat.nn.cache import KVCache
+from uat.nn.cache import KVCache, Window
 from uat.nn.encoders import VectorEncoder
 
 
@@ -65,26 +66,30 @@ class Site(NamedTuple):
 class PresentAttention(torch.autograd.Function):
     """Attention of one row over a cache that already holds the present key and value.
 
-    Forward it is torch's own, to the last bit. Backward only the query and the present key and value are given
+    Forward it is the step's own, to the last bit. Backward only the query and the present key and value are given
     gradients: the rest of the cache is constant, and is read where it lies.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, q_BH1E: Tensor, k_BHE: Tensor, v_BHE: Tensor, keys: Tensor, values: Tensor, mask: Tensor, slot: Tensor
-    ) -> Tensor:
+        ctx: Any, q_BH1E: Tensor, k_BHE: Tensor, v_BHE: Tensor, keys: Tensor, values: Tensor,
+        visible_BS: Tensor | None, slot: Tensor,
+    ) -> Tensor:  # fmt: skip
         ctx.save_for_backward(q_BH1E)
-        ctx.memory = keys, values, mask, slot  # not saved for backward: later layers write into the same cache
-        return F.scaled_dot_product_attention(q_BH1E, keys, values, attn_mask=mask)
+        ctx.memory = keys, values, visible_BS, slot  # not saved for backward: later layers write into the same cache
+        return looked_back(q_BH1E, keys, values, visible_BS)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (dh_BH1E,) = outputs
         (q_BH1E,) = ctx.saved_tensors
-        keys_BHSE, values_BHSE, mask, slot_B = ctx.memory
+        keys_BHSE, values_BHSE, visible_BS, slot_B = ctx.memory
         scale = q_BH1E.shape[-1] ** -0.5
-        weight_BH1S = (q_BH1E @ keys_BHSE.mT * scale).masked_fill(~mask, -torch.inf).softmax(-1)
+        logits_BH1S = q_BH1E @ keys_BHSE.mT * scale
+        if visible_BS is not None:
+            logits_BH1S = logits_BH1S.masked_fill(~visible_BS[:, None, None], -torch.inf)
+        weight_BH1S = logits_BH1S.softmax(-1)
         at_weight = dh_BH1E @ values_BHSE.mT
         at_logit = weight_BH1S * (at_weight - (weight_BH1S * at_weight).sum(-1, keepdim=True)) * scale
         present = slot_B[:, None, None, None].expand(*weight_BH1S.shape[:3], 1)
@@ -109,10 +114,10 @@ class ShiftedStep:
         if jitter_BRD is not None:
             x_BRD = x_BRD + jitter_BRD * x_BRD.square().mean(-1, keepdim=True).sqrt()
         x_BRD = self._norm("norm", backbone.norm, x_BRD)
-        visible_BS = cache.visible()
+        window = cache.window()
         for layer, block in enumerate(backbone.blocks):
             assert isinstance(block, Block)
-            x_BRD = self._block(layer, block, x_BRD, cache, visible_BS)
+            x_BRD = self._block(layer, block, x_BRD, cache, window)
         cache.advance()
         return self._norm("last_norm", backbone.last_norm, x_BRD)
 
@@ -133,24 +138,24 @@ class ShiftedStep:
             return self._linear("encoder.linear", encoder.flat(obs_B)[:, None], encoder.linear)
         return encoder(obs_B).detach()[:, None]
 
-    def _block(self, layer: int, block: Block, x_BRD: Tensor, cache: KVCache, visible_BS: Tensor) -> Tensor:
+    def _block(self, layer: int, block: Block, x_BRD: Tensor, cache: KVCache, window: Window) -> Tensor:
         name = f"blocks.{layer}"
         normed = self._norm(f"{name}.attention_norm", block.attention_norm, x_BRD)
-        x_BRD = x_BRD + self._attend(layer, block, normed, cache, visible_BS)
+        x_BRD = x_BRD + self._attend(layer, block, normed, cache, window)
         hidden = self._linear(f"{name}.ff.0", self._norm(f"{name}.ff_norm", block.ff_norm, x_BRD), block.ff[0])
         return x_BRD + self._linear(f"{name}.ff.2", hidden.relu(), block.ff[2])
 
-    def _attend(self, layer: int, block: Block, x_BRD: Tensor, cache: KVCache, visible_BS: Tensor) -> Tensor:
+    def _attend(self, layer: int, block: Block, x_BRD: Tensor, cache: KVCache, window: Window) -> Tensor:
         name, attention = f"blocks.{layer}.attention", block.attention
         qkv = self._linear(f"{name}.project", x_BRD, attention.project)
         q, k, v = (y.unflatten(-1, (attention.num_heads, -1)) for y in qkv.chunk(3, dim=-1))  # (B, R, H, E)
-        keys_BHSE, values_BHSE = cache.write(layer, k[:, 0].detach(), v[:, 0].detach())
-        q_BHRE, mask = q.transpose(1, 2), visible_BS[:, None, None].expand(-1, -1, q.shape[1], -1)
+        keys_BHSE, values_BHSE = cache.write(layer, k[:, 0].detach(), v[:, 0].detach(), window)
+        q_BHRE, memory = q.transpose(1, 2), (keys_BHSE, values_BHSE, window.visible_BS)
         if torch.is_grad_enabled():
             slot_B = cache.length_B.clone()  # kept for backward, and the cache moves on in place
-            h_BHRE = PresentAttention.apply(q_BHRE, k[:, 0], v[:, 0], keys_BHSE, values_BHSE, mask, slot_B)
+            h_BHRE = PresentAttention.apply(q_BHRE, k[:, 0], v[:, 0], *memory, slot_B)
         else:
-            h_BHRE = F.scaled_dot_product_attention(q_BHRE, keys_BHSE, values_BHSE, attn_mask=mask)
+            h_BHRE = looked_back(q_BHRE, *memory)
         return self._linear(f"{name}.out", h_BHRE.transpose(1, 2).flatten(-2), attention.out)
 
     def _norm(self, name: str, norm: nn.LayerNorm, x_BRD: Tensor) -> Tensor:
