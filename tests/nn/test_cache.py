@@ -71,6 +71,13 @@ def test_a_window_holds_what_the_whole_cache_shows(restarts: list[tuple[bool, ..
         whole.advance()
 
 
+def test_no_streams_have_a_window_too() -> None:
+    like = torch.zeros(())
+    cache = KVCache.empty(layers=1, streams=0, heads=HEADS, capacity=3, d_head=E, like=like)
+    k_BHSE, v_BHSE = cache.write(0, torch.zeros(0, HEADS, E), torch.zeros(0, HEADS, E), cache.window())
+    assert k_BHSE.shape == v_BHSE.shape == (0, HEADS, 3, E)
+
+
 def test_a_step_past_the_capacity_is_refused() -> None:
     cache, kv_BHE = empty(1), torch.zeros(STREAMS, HEADS, E, dtype=torch.float64)
     cache.write(0, kv_BHE, kv_BHE, cache.window())
@@ -105,8 +112,10 @@ def test_rolling_cache_remembers_the_last_steps(restarts: list[tuple[bool, ...]]
         kv_2BHE = torch.randn(2, STREAMS, HEADS, E, dtype=torch.float64, generator=generator)
         for stream, anew in enumerate(first):
             remembered[stream] = [*([] if anew else remembered[stream]), kv_2BHE[:, stream]]
-        kv_2BHSE = torch.stack(cache.write(0, *kv_2BHE))
-        distance_BS, visible_BS = cache.distance(), cache.visible()
+        window = cache.window()
+        kv_2BHSE = torch.stack(cache.write(0, *kv_2BHE, window))
+        distance_BS, visible_BS = cache.distance(), window.visible_BS
+        assert visible_BS is not None
         for stream, steps in enumerate(remembered):
             ages = distance_BS[stream, visible_BS[stream]].tolist()
             assert sorted(ages) == list(range(min(len(steps), capacity)))

@@ -1,6 +1,6 @@
 """Keys and values of all layers, one length per stream: the whole past, or the last steps of it.
 
-Static shapes, in-place writes, nothing read back to the host. What lies past a stream's length is never
+In-place writes; on a GPU static shapes, and nothing is read back to the host. What lies past a stream's length is never
 read: tests fill it with huge numbers.
 Shapes: L layers, 2 (keys, values), B streams, H heads, S capacity, E head size.
 """
@@ -48,7 +48,7 @@ class KVCache:
 
     def window(self) -> Window:
         """What this step reads. Where the host may look at lengths for nothing, on a CPU, that is the filled slots."""
-        if self.length_B.device.type != "cpu":
+        if self.length_B.device.type != "cpu" or not len(self.length_B):
             return Window(self.capacity, self.visible())
         shortest, longest = (int(length) for length in self.length_B.aminmax())
         return Window(longest + 1, None if shortest == longest else self.visible()[:, : longest + 1])
@@ -83,6 +83,9 @@ class KVCache:
 class RollingCache(KVCache):
     """Keeps the last S steps of each stream: once all slots are taken, all are visible, and the next step goes where
     the oldest lay."""
+
+    def window(self) -> Window:
+        return Window(self.capacity, self.visible())
 
     def slot(self) -> Tensor:
         return self.length_B % self.capacity
