@@ -36,7 +36,7 @@ def test_cache_remembers_what_lists_remember(restarts: list[tuple[bool, ...]], s
         kv_L2BHE = torch.randn(LAYERS, 2, STREAMS, HEADS, E, dtype=torch.float64, generator=generator)
         for stream in range(STREAMS):
             remembered[stream].append(kv_L2BHE[:, :, stream])
-        written = [cache.write(layer, *kv_L2BHE[layer]) for layer in range(LAYERS)]
+        written = [cache.write(layer, k_BHE, v_BHE) for layer, (k_BHE, v_BHE) in enumerate(kv_L2BHE)]
         visible_BS = cache.visible()
         for stream, steps in enumerate(remembered):
             assert visible_BS[stream].tolist() == [s < len(steps) for s in range(len(restarts))]
@@ -63,8 +63,8 @@ def test_a_window_holds_what_the_whole_cache_shows(restarts: list[tuple[bool, ..
         if window.visible_BS is not None:
             assert torch.equal(window.visible_BS, visible_BS[:, : window.slots])
         assert not visible_BS[:, window.slots :].any()
-        kv_2BHE = torch.randn(2, STREAMS, HEADS, E, dtype=torch.float64, generator=generator)
-        for found, expected in zip(cache.write(0, *kv_2BHE, window), whole.write(0, *kv_2BHE), strict=True):
+        k_BHE, v_BHE = torch.randn(2, STREAMS, HEADS, E, dtype=torch.float64, generator=generator)
+        for found, expected in zip(cache.write(0, k_BHE, v_BHE, window), whole.write(0, k_BHE, v_BHE), strict=True):
             assert torch.equal(found, expected[:, :, : window.slots])
         assert torch.equal(cache.kv_L2BHSE, whole.kv_L2BHSE)
         cache.advance()
@@ -113,7 +113,7 @@ def test_rolling_cache_remembers_the_last_steps(restarts: list[tuple[bool, ...]]
         for stream, anew in enumerate(first):
             remembered[stream] = [*([] if anew else remembered[stream]), kv_2BHE[:, stream]]
         window = cache.window()
-        kv_2BHSE = torch.stack(cache.write(0, *kv_2BHE, window))
+        kv_2BHSE = torch.stack(cache.write(0, kv_2BHE[0], kv_2BHE[1], window))
         distance_BS, visible_BS = cache.distance(), window.visible_BS
         assert visible_BS is not None
         for stream, steps in enumerate(remembered):

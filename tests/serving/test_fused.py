@@ -14,8 +14,9 @@ from tests.builders import random_trajectory, randomise
 from uat import Session
 from uat.methods import METHODS
 from uat.methods.policy import TransformerPolicy
+from uat.methods.uat import UAT
 from uat.nn.kernels import triton_step
-from uat.types import Discrete, Spec, Vector
+from uat.types import Discrete, Spec, Step, Vector
 
 DEVICE = "cuda" if CUDA else "cpu"
 SPEC = Spec(obs=Vector(5), action=Discrete(4), horizon=12)
@@ -61,25 +62,57 @@ def test_the_policy_stays_on_its_path() -> None:
     session = Session(policy, streams=2, path="fast")
     session.act(torch.zeros(2, 5))
     assert not policy.fused
-    policy.fused = True
-    session.act(torch.zeros(2, 5), reward=torch.zeros(2))
-    assert policy.fused
 
 
-def test_weights_of_the_layers_are_those_of_when_it_opened() -> None:
-    policy = build("uat")
-    open_before = Session(policy, streams=2, path="fast")
-    expected = Session(policy, streams=2, path="fast").act(torch.ones(2, 5))
+@pytest.mark.parametrize("part", ["backbone.blocks", "backbone.encoder", "utility", "head"])
+def test_weights_are_those_of_when_it_opened(part: str) -> None:
+    policy, obs, reward = build("uat"), torch.ones(2, 5), torch.ones(2)
+    open_before, expected = (Session(policy, streams=2, path="fast") for _ in range(2))
     with torch.no_grad():
-        for block in policy.backbone.blocks:
-            for weight in block.parameters():
-                weight.zero_()
-    assert torch.equal(open_before.act(torch.ones(2, 5)), expected)
-    assert not torch.equal(Session(policy, streams=2, path="fast").act(torch.ones(2, 5)), expected)
+        expected.act(obs)
+        decided = expected.act(obs, reward=reward)
+        randomise(policy.get_submodule(part), 7)
+    newer = [Session(policy, streams=2, path=path) for path in ("fast", "cached")]
+    for session in (open_before, *newer):
+        session.act(obs)
+    assert torch.equal(open_before.act(obs, reward=reward), decided)
+    first, second = (logits_of(session, obs, reward) for session in newer)
+    torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(first, logits_of(open_before, obs, reward), atol=1e-2)
 
 
-def test_unasked_it_is_cached() -> None:
-    assert Session(build("uat"), streams=2).path == "cached"
+def logits_of(session: Session, obs: torch.Tensor, reward: torch.Tensor) -> torch.Tensor:
+    """What the session's agent says to the first step of an episode with this reward before it."""
+    streams = len(obs)
+    step = Step(
+        obs=obs,
+        prev_action=torch.ones(streams, dtype=torch.long),
+        prev_reward=reward,
+        first=torch.ones(streams, dtype=torch.bool),
+    ).to(DEVICE)
+    with torch.no_grad():
+        return session._agent.step(session._state, step)[0]
+
+
+def test_unasked_any_number_of_streams_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = build("uat")
+    assert [Session(policy, streams=streams).path for streams in (1, 20)] == ["fast", "fast"]
+    monkeypatch.setattr(TransformerPolicy, "fuse", lambda self: "the sizes are odd")
+    assert Session(policy, streams=2).path == "cached"
+
+
+def test_kernels_are_compiled_when_it_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One step of nothing is taken then, and no episode knows of it: decisions are those of the cached step, above."""
+    seen: list[Step] = []
+    plain = UAT.step
+    monkeypatch.setattr(UAT, "step", lambda self, state, step: (seen.append(step), plain(self, state, step))[1])
+    session = Session(build("uat"), streams=3, path="fast")
+    (step,) = seen
+    assert step.first.all()
+    assert not step.obs.any()
+    assert (step.prev_action == -1).all()
+    session.act(torch.zeros(3, 5))
+    assert seen[1].first.all()
 
 
 def test_a_policy_without_one_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,45 +3,61 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import copy
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from uat.methods.policy import TransformerPolicy
-from uat.types import Step
+from uat.types import Assets, Items, Spec, Step, Vector
 
 
 class FusedStep:
-    """An agent whose memories hold the weights of the layers as they were when each was opened; the rest is read as it
-    is by then. The policy itself stays on its path: whoever trains it, or opens another session, notices nothing."""
+    """A policy's weights as they are now; later changes of the policy do not reach it, and the policy stays on its own
+    path."""
 
     sampled: ClassVar[bool] = False
 
     def __init__(self, policy: TransformerPolicy) -> None:
         """A ValueError if there is no fused step for this policy and its device."""
-        before, self._policy = policy.fused, policy
-        reason = policy.fuse()
+        before, reason = policy.fused, policy.fuse()
         policy.fused = before
         if reason is not None:
             raise ValueError(reason)
+        self._policy = copy.deepcopy(policy).eval()
+        self._policy.fused = True
 
+    @torch.no_grad()
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> Any:
-        with self._fused():
-            return self._policy.init_state(streams, capacity, device)
+        """A memory that has seen one step of nothing, so that kernels are compiled when a session opens and not when it
+        is first asked: every stream begins with its first step anyway."""
+        with self._current():
+            state = self._policy.init_state(streams, capacity, device)
+            return self._policy.step(state, _nothing(self._policy.spec, streams, device))[1]
 
     def step(self, state: Any, step: Step) -> tuple[Tensor, Any]:
-        with self._fused():
+        with self._current():
             return self._policy.step(state, step)
 
-    @contextlib.contextmanager
-    def _fused(self) -> Iterator[None]:
+    def _current(self) -> contextlib.AbstractContextManager[Any]:
         """Kernels are launched on the current device: there may be several."""
-        before, where = self._policy.fused, self._policy.backbone.positions
-        self._policy.fused = True
-        try:
-            with torch.cuda.device_of(where) if where.is_cuda else contextlib.nullcontext():
-                yield
-        finally:
-            self._policy.fused = before
+        where = self._policy.backbone.positions
+        return torch.cuda.device_of(where) if where.is_cuda else contextlib.nullcontext()
+
+
+def _nothing(spec: Spec, streams: int, device: torch.device | str) -> Step:
+    """A first step at which nothing is seen."""
+    match spec.obs:
+        case Vector(width):
+            obs = torch.zeros(streams, width, device=device)
+        case Assets(count, features):
+            obs = torch.zeros(streams, count, features, device=device)
+        case Items():
+            obs = torch.zeros(streams, dtype=torch.long, device=device)
+    return Step(
+        obs=obs,
+        prev_action=spec.no_action(streams, device),
+        prev_reward=torch.zeros(streams, device=device),
+        first=torch.ones(streams, dtype=torch.bool, device=device),
+    )

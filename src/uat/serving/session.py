@@ -25,7 +25,7 @@ from uat.serving.fused import FusedStep
 from uat.types import Agent, Discrete, Step
 
 FAST_STREAMS = 8
-"""Up to here the fast step, which takes one stream after the other, beats the cached step, which takes all at once."""
+"""Up to here a CPU's fast step, one stream after the other, beats the cached one, which takes all at once."""
 
 
 def open_fast(policy: Policy) -> CPUStep | FusedStep | str:
@@ -55,9 +55,10 @@ class Session:
     >>> action = session.act(obs)                       # the first step of both streams
     >>> action = session.act(obs, reward=earned)        # `earned` is what the last action brought
 
-    A few streams on a CPU take the fast step (`path` says so). It copies the weights when the session opens: open
-    another one after training on. With path="cached" the policy's own `step` plays, whatever its weights are by then.
-    On a GPU path="fast" is the fused step, one launch for all streams; unasked, a session is "cached" there.
+    A few streams on a CPU, and any number on a GPU where the policy can be fused, take the fast step (`path` says so):
+    by NumPy, or by one launch of a kernel, which is compiled when the first session of its kind opens. It copies the
+    weights then: open another session after training on. With path="cached" the policy's own `step` plays, whatever its
+    weights are by then.
     """
 
     path: Literal["fast", "cached"]
@@ -90,7 +91,8 @@ class Session:
     def _choose_path(self, path: str) -> Agent[Any]:
         if path not in ("auto", "fast", "cached"):
             raise ValueError(f"path={path!r} must be 'auto', 'fast' or 'cached'")
-        if path == "cached" or (path == "auto" and (self.streams > FAST_STREAMS or on_gpu(self.policy))):
+        many = self.streams > FAST_STREAMS and not on_gpu(self.policy)
+        if path == "cached" or (path == "auto" and many):
             return self.policy
         fast = open_fast(self.policy)
         if not isinstance(fast, str):
