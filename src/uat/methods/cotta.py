@@ -76,6 +76,10 @@ class CottaState(AdaptedState):
     """What each stream's student has moved by."""
     teacher_BP: Tensor
     """What each stream's teacher has moved by."""
+    jitter_SRD: Tensor
+    """Of each step of an episode; so are turns. Both are drawn when the memory is opened: for all steps it costs as much
+    as for one."""
+    turn_S1: Tensor
 
 
 class Cotta(Adapting):
@@ -94,13 +98,15 @@ class Cotta(Adapting):
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> CottaState:
         caches = [self.backbone.init_cache(streams, capacity, may_fuse=False) for _ in range(2)]
         weights = [self.layout.zeros(streams, like=self.backbone.positions) for _ in range(2)]
-        return CottaState(caches[0], torch.zeros_like(caches[0].length_B), caches[1], *weights)
+        step_S = torch.arange(capacity, device=device)
+        drawn = self.jitter(step_S), self.turns(step_S)
+        return CottaState(caches[0], torch.zeros_like(caches[0].length_B), caches[1], *weights, *drawn)
 
     def adapt(self, state: CottaState, step: Step) -> tuple[Tensor, CottaState]:
         self._restart(state, step.first)
         position_B, count_B = state.position_B, state.cache.length_B.clone()
         student, teacher = self.layout.views(state.student_BP), self.layout.views(state.teacher_BP)
-        h_BRD = ShiftedStep(self.backbone, teacher)(step.obs, position_B, state.cache, self.jitter(count_B))
+        h_BRD = ShiftedStep(self.backbone, teacher)(step.obs, position_B, state.cache, state.jitter_SRD[count_B])
         target_BA = self._target(h_BRD, step.allowed)
         with torch.enable_grad():
             forward = ShiftedStep(self.backbone, student)
@@ -112,7 +118,7 @@ class Cotta(Adapting):
             else:
                 student[name].add_(*factors, alpha=-self.config.adaptation_rate)
         state.teacher_BP.lerp_(state.student_BP, 1 - self.config.teacher_decay)
-        state.student_BP.scatter_(1, self.restored(count_B), 0.0)
+        self._restore(state.student_BP, state.turn_S1[count_B])
         return h_BRD[:, 0], state
 
     def _restart(self, state: CottaState, first_B: Tensor) -> None:
@@ -128,9 +134,21 @@ class Cotta(Adapting):
 
         Cheaper by far than a draw for each number; no two of a step are the same.
         """
-        size = sum(self.layout.sizes)
-        turn_B1 = integers(self.config.adaptation_seed, "restore", count_B, 1, below=size)
-        return (self.restore_N + turn_B1) % size
+        return self._turned(self.turns(count_B))
+
+    def turns(self, count_B: Tensor) -> Tensor:
+        """By how much the set is turned after step `count`: (B, 1)."""
+        return integers(self.config.adaptation_seed, "restore", count_B, 1, below=sum(self.layout.sizes))
+
+    def _turned(self, turn_B1: Tensor) -> Tensor:
+        return (self.restore_N + turn_B1) % sum(self.layout.sizes)
+
+    def _restore(self, student_BP: Tensor, turn_B1: Tensor) -> None:
+        """Return these numbers to the source. Where a look costs nothing, streams at the same step share one set."""
+        if turn_B1.device.type == "cpu" and (turn_B1 == turn_B1[:1]).all():
+            student_BP.index_fill_(1, self._turned(turn_B1[:1])[0], 0.0)
+        else:
+            student_BP.scatter_(1, self._turned(turn_B1), 0.0)
 
     def jitter(self, count_B: Tensor) -> Tensor:
         """Noise of each row, (B, 1 + augmentations, D); none for the token itself."""
