@@ -97,6 +97,13 @@ def test_looking_back_is_attention(rows: int, masked: bool) -> None:
     torch.testing.assert_close(looked_back(q, k, v, visible_BS), expected, rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_looking_back_rounds_no_more_than_torch(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(STREAMS, HEADS, s, E, generator=generator).to(dtype) for s in (1, 63, 63))
+    assert torch.equal(looked_back(q, k, v, None), F.scaled_dot_product_attention(q, k, v))
+
+
 @given(
     restarts=st.lists(st.tuples(*[st.booleans()] * STREAMS), min_size=1, max_size=12),
     capacity=st.integers(1, 5),

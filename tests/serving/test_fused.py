@@ -4,11 +4,16 @@ elsewhere."""
 # ruff: noqa: E402 (what needs Triton is imported where there is Triton)
 from __future__ import annotations
 
+import threading
+from dataclasses import replace
+
 import pytest
 import torch
 
 CUDA = torch.cuda.is_available()
 pytest.importorskip("triton")
+
+from triton.runtime.errors import OutOfResources
 
 from tests.builders import random_trajectory, randomise
 from uat import Session
@@ -16,7 +21,7 @@ from uat.methods import METHODS
 from uat.methods.policy import TransformerPolicy
 from uat.methods.uat import UAT
 from uat.nn.kernels import triton_step
-from uat.types import Discrete, Spec, Step, Vector
+from uat.types import Assets, Discrete, Items, Spec, Step, Vector, Weights
 
 DEVICE = "cuda" if CUDA else "cpu"
 SPEC = Spec(obs=Vector(5), action=Discrete(4), horizon=12)
@@ -37,23 +42,36 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_step, "CHUNK", 16)
 
 
-def build(method: str) -> TransformerPolicy:
-    policy = METHODS[method].build(SPEC, METHODS[method].configure(**SMALL))
+def build(method: str, spec: Spec = SPEC) -> TransformerPolicy:
+    policy = METHODS[method].build(spec, METHODS[method].configure(**SMALL))
     assert isinstance(policy, TransformerPolicy)
     return randomise(policy, 1).float().to(DEVICE).eval()
 
 
-@pytest.mark.parametrize("method", ["uat", "vanilla", "adt"])
-def test_decisions_are_those_of_the_cached_step(method: str) -> None:
-    policy, streams = build(method), 3
+@pytest.mark.parametrize(
+    ("method", "spec"),
+    [
+        ("uat", SPEC),
+        ("vanilla", SPEC),
+        ("adt", SPEC),
+        ("dt", SPEC),
+        ("uat", replace(SPEC, obs=Items(7), horizon=9)),
+        ("uat", replace(SPEC, obs=Assets(3, 2), action=Weights(4), horizon=9)),
+    ],
+    ids=["uat", "vanilla", "adt", "dt", "items", "weights"],
+)
+def test_decisions_are_those_of_the_cached_step(method: str, spec: Spec) -> None:
+    policy, streams = build(method, spec), 3
     fast, cached = Session(policy, streams=streams, path="fast"), Session(policy, streams=streams, path="cached")
-    told = random_trajectory(SPEC, episodes=streams, seed=2, whole=True)
-    for t in range(SPEC.horizon):
+    told = random_trajectory(spec, episodes=streams, seed=2, whole=True)
+    for t in range(spec.horizon):
         if t == 7:  # an episode of one stream begins anew beside the others
             fast.restart([1])
             cached.restart([1])
         reward = None if t == 0 else told.reward[:, t - 1]
-        assert torch.equal(fast.act(told.obs[:, t], reward=reward), cached.act(told.obs[:, t], reward=reward)), t
+        obs = told.obs[:, t] if told.obs.is_floating_point() else told.obs[:, t].clamp_min(0)
+        found, expected = (session.act(obs, reward=reward) for session in (fast, cached))
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
     assert (fast.path, cached.path) == ("fast", "cached")
 
 
@@ -62,6 +80,9 @@ def test_the_policy_stays_on_its_path() -> None:
     session = Session(policy, streams=2, path="fast")
     session.act(torch.zeros(2, 5))
     assert not policy.fused
+    policy.fused = True
+    Session(policy, streams=2, path="fast").act(torch.zeros(2, 5))
+    assert policy.fused
 
 
 @pytest.mark.parametrize("part", ["backbone.blocks", "backbone.encoder", "utility", "head"])
@@ -113,6 +134,30 @@ def test_kernels_are_compiled_when_it_opens(monkeypatch: pytest.MonkeyPatch) -> 
     assert (step.prev_action == -1).all()
     session.act(torch.zeros(3, 5))
     assert seen[1].first.all()
+
+
+def test_unasked_a_device_that_cannot_run_it_is_said_and_the_session_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a GPU has too little shared memory: found when the session opens, not when it is first asked."""
+    policy, expected = build("uat"), Session(build("uat"), streams=2, path="cached").act(torch.ones(2, 5))
+
+    def refuse(*args: object, **given: object) -> None:
+        raise OutOfResources(106_496, 101_376, "shared memory")
+
+    monkeypatch.setattr(triton_step, "_launch", refuse)
+    with pytest.warns(UserWarning, match=r"OutOfResources: .*shared memory.* takes the cached one"):
+        session = Session(policy, streams=2)
+    assert session.path == "cached"
+    assert torch.equal(session.act(torch.ones(2, 5)), expected)
+    with pytest.raises(OutOfResources):
+        Session(policy, streams=2, path="fast")
+
+
+def test_a_policy_that_cannot_be_copied_is_cached() -> None:
+    policy = build("uat")
+    vars(policy)["lock"] = threading.Lock()
+    assert Session(policy, streams=2).path == "cached"
+    with pytest.raises(ValueError, match="cannot be copied"):
+        Session(policy, streams=2, path="fast")
 
 
 def test_a_policy_without_one_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,9 +77,9 @@ class CottaState(AdaptedState):
     teacher_BP: Tensor
     """What each stream's teacher has moved by."""
     jitter_SRD: Tensor
-    """Of each step of an episode; so are turns. Both are drawn when the memory is opened: for all steps it costs as much
-    as for one."""
+    """Noise of each step of an episode. Drawn when the memory is opened: for all steps it costs as much as for one."""
     turn_S1: Tensor
+    """By how much the restored set is turned after each step, drawn likewise."""
 
 
 class Cotta(Adapting):
@@ -98,9 +98,8 @@ class Cotta(Adapting):
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> CottaState:
         caches = [self.backbone.init_cache(streams, capacity, may_fuse=False) for _ in range(2)]
         weights = [self.layout.zeros(streams, like=self.backbone.positions) for _ in range(2)]
-        step_S = torch.arange(capacity, device=device)
-        drawn = self.jitter(step_S), self.turns(step_S)
-        return CottaState(caches[0], torch.zeros_like(caches[0].length_B), caches[1], *weights, *drawn)
+        step_S, start_B = torch.arange(capacity, device=device), torch.zeros_like(caches[0].length_B)
+        return CottaState(caches[0], start_B, caches[1], *weights, self.jitter(step_S), self.turns(step_S))
 
     def adapt(self, state: CottaState, step: Step) -> tuple[Tensor, CottaState]:
         self._restart(state, step.first)

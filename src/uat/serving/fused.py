@@ -1,4 +1,4 @@
-"""The fused step of a policy on a GPU, for a session: one launch from the observation to the logits."""
+"""The fused step of a policy on a GPU, for a session: a launch or two from the observation to the logits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ class FusedStep:
         policy.fused = before
         if reason is not None:
             raise ValueError(reason)
-        self._policy = copy.deepcopy(policy).eval()
+        try:
+            self._policy = copy.deepcopy(policy).eval()
+        except (RuntimeError, TypeError) as error:  # a policy of one's own may hold anything
+            raise ValueError(f"the policy cannot be copied: {error}") from error
         self._policy.fused = True
 
     @torch.no_grad()

@@ -6,6 +6,7 @@ training decide what the policy knows.
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from typing import Any, Literal
 
@@ -56,9 +57,9 @@ class Session:
     >>> action = session.act(obs, reward=earned)        # `earned` is what the last action brought
 
     A few streams on a CPU, and any number on a GPU where the policy can be fused, take the fast step (`path` says so):
-    by NumPy, or by one launch of a kernel, which is compiled when the first session of its kind opens. It copies the
-    weights then: open another session after training on. With path="cached" the policy's own `step` plays, whatever its
-    weights are by then.
+    by NumPy, or by a kernel, which is compiled when the first session of its kind opens (and once more where actions
+    are first masked). It copies the weights then: open another session after training on. With path="cached" the
+    policy's own `step` plays, whatever its weights are by then.
     """
 
     path: Literal["fast", "cached"]
@@ -78,15 +79,32 @@ class Session:
         if self.capacity < 1:
             raise ValueError(f"capacity={capacity} must be at least 1")
         self.device = next(policy.parameters()).device
-        self._agent = self._choose_path(path)
+        self._agent, self._state = self._open(path)
         self.path = "cached" if self._agent is policy else "fast"
-        self._state = self._agent.init_state(streams, self.capacity, self.device)
         self._entrance = Entrance(self.spec, streams)
         self._steps = np.zeros(streams, dtype=np.int64)
         self._longest, self._fresh = 0, True  # the most steps of any stream; whether some stream has seen none
         self._none = self._last = self.spec.no_action(streams).numpy()
         self._going = np.zeros(streams, dtype=bool)
         self._rewards = deque(np.zeros(streams, dtype=np.float32) for _ in range(self.spec.reward_lag - 1))
+
+    def _open(self, path: str) -> tuple[Agent[Any], Any]:
+        """Who decides, and its memory."""
+        agent = self._choose_path(path)
+        try:
+            return agent, agent.init_state(self.streams, self.capacity, self.device)
+        except ValueError:
+            raise
+        except Exception as error:  # whatever a compiler or a driver says: each has errors of its own
+            if path != "auto" or not isinstance(agent, FusedStep):
+                raise
+            said = str(error).strip().split("\n")[0]
+            warnings.warn(
+                f"the fused step does not run on this device ({type(error).__name__}: {said}): the session takes the "
+                "cached one, which is slower; path='cached' asks for it without this warning",
+                stacklevel=3,
+            )
+            return self.policy, self.policy.init_state(self.streams, self.capacity, self.device)
 
     def _choose_path(self, path: str) -> Agent[Any]:
         if path not in ("auto", "fast", "cached"):
