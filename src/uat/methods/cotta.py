@@ -96,10 +96,11 @@ class Cotta(Adapting):
         self.register_buffer("restore_N", chosen_N, persistent=False)
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> CottaState:
-        caches = [self.backbone.init_cache(streams, capacity, may_fuse=False) for _ in range(2)]
-        weights = [self.layout.zeros(streams, like=self.backbone.positions) for _ in range(2)]
-        step_S, start_B = torch.arange(capacity, device=device), torch.zeros_like(caches[0].length_B)
-        return CottaState(caches[0], start_B, caches[1], *weights, self.jitter(step_S), self.turns(step_S))
+        cache, student_cache = (self.backbone.init_cache(streams, capacity, may_fuse=False) for _ in range(2))
+        student_BP, teacher_BP = (self.layout.zeros(streams, like=self.backbone.positions) for _ in range(2))
+        step_S, start_B = torch.arange(capacity, device=device), torch.zeros_like(cache.length_B)
+        drawn = {"jitter_SRD": self.jitter(step_S), "turn_S1": self.turns(step_S)}
+        return CottaState(cache, start_B, student_cache, student_BP, teacher_BP, **drawn)
 
     def adapt(self, state: CottaState, step: Step) -> tuple[Tensor, CottaState]:
         self._restart(state, step.first)
