@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from typing import Any, cast
 
 import torch
 
@@ -18,3 +19,11 @@ def compiles(device: torch.device) -> bool:
 @functools.cache
 def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
+
+
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a program may take there, as Triton counts them."""
+    from triton.runtime import driver
+
+    index, active = torch.cuda.current_device() if device.index is None else device.index, cast(Any, driver.active)
+    return active.utils.get_device_properties(index)["max_shared_mem"]

@@ -253,6 +253,29 @@ def test_gpus_without_the_instructions_that_kernels_name_are_refused(
 
 
 @pytest.mark.parametrize(
+    ("method", "tf32", "room", "refused"),
+    [
+        ("uat", False, 99, "up to 136 KB of shared memory, and this device has 99; with precision tf32 it takes less"),
+        ("uat", False, 163, None),
+        ("uat", True, 99, None),
+        ("vanilla", False, 99, None),
+    ],
+)
+def test_gpus_with_too_little_shared_memory_are_refused(
+    method: str, tf32: bool, room: int, refused: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as most of those for workstations, under fp32: a launch there would fail."""
+    policy = build(method, **FULL)
+    monkeypatch.setattr(kernels, "compiles", lambda device: True)
+    monkeypatch.setattr(kernels, "shared_memory", lambda device: room * 1024)
+    monkeypatch.setattr(triton_step, "rounding", lambda: "half" if tf32 else "tf32x3")
+    place = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32)
+    elsewhere: Any = SimpleNamespace(config=policy.backbone.config, positions=place)
+    found = kernels.unfit(elsewhere, policy.gates)
+    assert found is None if refused is None else refused in (found or "")
+
+
+@pytest.mark.parametrize(
     ("method", "streams", "steps"),
     [("uat", 1, 3), ("uat", 3, 3), ("uat", 7, 3), ("vanilla", 7, 3), ("vanilla", 2, 18)],
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from uat.compiling import compiles
+from uat.compiling import compiles, shared_memory
 
 if TYPE_CHECKING:
     from uat.nn.blocks import Transformer
@@ -26,9 +26,15 @@ def unfit(backbone: Transformer, utility: UtilityGates | None) -> str | None:
         return "the fused step needs triton"
     if not compiles(backbone.positions.device):
         return "the fused step needs an NVIDIA GPU of compute capability 8.0 or newer, whose instructions it names"
+    from uat.nn.kernels.triton_step import shared_memory as taken
     from uat.nn.kernels.triton_step import unfit as too_odd
 
-    reason = too_odd(backbone, utility)
+    reason, room = too_odd(backbone, utility), shared_memory(backbone.positions.device)
+    if reason is None and (most := taken(backbone, utility)) > room:
+        reason = (
+            f"a program takes up to {most // 1024} KB of shared memory, and this device has {room // 1024}; "
+            "with precision tf32 it takes less"
+        )
     return None if reason is None else f"no fused step: {reason}"
 
 
