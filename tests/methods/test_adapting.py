@@ -241,9 +241,9 @@ def test_a_captured_rollout_equals_the_plain_one(method: str) -> None:
 
 @pytest.mark.slow
 @every_method
-def test_evaluation_takes_at_most_25_times_vanillas_time(method: str) -> None:
+def test_evaluation_takes_at_most_23_times_vanillas_time(method: str) -> None:
     """64 episodes at the published size, one thread, in processor time: other work on the machine counts little. TENT
-    takes about 4 times as long, CoTTA 22, most of it for moving a copy of all weights in each stream."""
+    takes about 4 times as long, CoTTA 21, most of it for moving a copy of all weights in each stream."""
 
     def seconds(name: str) -> float:
         config = recipe("darkroom", name, "paper")
@@ -258,4 +258,4 @@ def test_evaluation_takes_at_most_25_times_vanillas_time(method: str) -> None:
 
     with threads(1):
         ratio = seconds(method) / seconds("vanilla")
-    assert ratio < 25, f"{method} takes {ratio:.1f} times as long"
+    assert ratio < 23, f"{method} takes {ratio:.1f} times as long"
