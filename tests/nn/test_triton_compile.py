@@ -27,7 +27,7 @@ EXACT: dict[tuple[str, ...], int] = {
     ("vanilla", "_step", "_play"): 96,
     ("vanilla", "method.d_model=128", "_play"): 184,
 }
-"""KB of shared memory of exact products, as `triton_step.shared_memory` has them."""
+"""KB of shared memory of exact products, as `triton_step.memory_taken` has them."""
 WIDE, HALF_WIDE = ("method.d_utility=256", "method.d_hidden=128"), ("method.d_utility=64", "method.d_hidden=64")
 """Gates whose weights take much of shared memory."""
 ALL = {

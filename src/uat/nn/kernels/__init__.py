@@ -26,11 +26,11 @@ def unfit(backbone: Transformer, utility: UtilityGates | None) -> str | None:
         return "the fused step needs triton"
     if not compiles(backbone.positions.device):
         return "the fused step needs an NVIDIA GPU of compute capability 8.0 or newer, whose instructions it names"
-    from uat.nn.kernels.triton_step import shared_memory as taken
+    from uat.nn.kernels.triton_step import memory_taken
     from uat.nn.kernels.triton_step import unfit as too_odd
 
     reason, room = too_odd(backbone, utility), shared_memory(backbone.positions.device)
-    if reason is None and (most := taken(backbone, utility)) > room:
+    if reason is None and (most := memory_taken(backbone, utility)) > room:
         reason = (
             f"a program takes up to {most // 1024} KB of shared memory, and this device has {room // 1024}; "
             "with precision tf32 it takes less"

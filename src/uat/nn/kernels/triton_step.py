@@ -85,9 +85,9 @@ def unfit(backbone: Transformer, utility: UtilityGates | None) -> str | None:
     return None
 
 
-def shared_memory(backbone: Transformer, utility: UtilityGates | None) -> int:
-    """Bytes that a program takes at most, of the sizes that `unfit` lets through: what compilers say (a test asks one).
-    Half precision needs little; exact products keep whole blocks of weights there."""
+def memory_taken(backbone: Transformer, utility: UtilityGates | None) -> int:
+    """Bytes of shared memory that a program takes at most, of the sizes that `unfit` lets through: what compilers say
+    (a test asks one). Half precision needs little; exact products keep whole blocks of weights there."""
     d, most = backbone.config.d_model, 96 * 1024
     if rounding() != "half" and d > 32:
         most = 184 * 1024 if d > 64 else most if utility is None else 136 * 1024
