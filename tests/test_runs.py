@@ -17,9 +17,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from uat.config import RunConfig, override, to_json
+from uat.files import write_atomically
 from uat.methods import METHODS
 from uat.recipes import recipe
-from uat.runs import Run, RunError, copied, load_policy, read_tensors, save_policy, write_atomically, write_tensors
+from uat.runs import Run, load_policy, save_policy
+from uat.tensor_files import RunError, copied, read_tensors, write_tensors
 from uat.training import train
 
 TINY: dict[str, Any] = {
@@ -126,7 +128,7 @@ def test_a_new_run_writes_its_config_and_manifest(tmp_path: Path) -> None:
 
 
 def test_the_same_run_is_taken_only_to_resume(tmp_path: Path) -> None:
-    Run.create(tiny(), tmp_path)
+    Run.create(tiny(), tmp_path).append("metrics.jsonl", [{"epoch": 1}])
     before = content(tmp_path)
     with pytest.raises(RunError, match="already holds this run; continue it with --resume"):
         Run.create(tiny(), tmp_path)
@@ -136,7 +138,7 @@ def test_the_same_run_is_taken_only_to_resume(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_another_run_is_never_touched(resume: bool, tmp_path: Path) -> None:
-    Run.create(tiny(seed=1), tmp_path)
+    Run.create(tiny(seed=1), tmp_path).append("metrics.jsonl", [{"epoch": 1}])
     before = content(tmp_path)
     with pytest.raises(RunError, match=r"holds another run \(uat on darkroom, preset smoke, seed 1, .*--out"):
         Run.create(tiny(seed=2), tmp_path, resume=resume)

@@ -12,31 +12,26 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import platform
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as to_bytes
 from torch import Tensor
 
+from uat import lock
 from uat.config import RunConfig, from_json, run_config_from_json, spec_from_json, spec_to_json, to_json
 from uat.domains import DOMAINS
+from uat.files import FileError, append_rows, is_temporary, parse_row, read_json, read_text, row_lines, write_atomically
 from uat.methods import METHODS, Policy
+from uat.tensor_files import RunError, read_tensors, write_tensors
 
-FORMAT = 1
-TEMPORARY = ".partial"
-
-
-class RunError(ValueError):
-    """A run folder or checkpoint that cannot be used, with the file and what is wrong."""
+PREPARED = frozenset({"config.json", "manifest.json", "tensorboard", lock.FILE})
+"""What a folder holds before its training has left anything: it may still become another run's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,25 +45,58 @@ class Run:
     def create(config: RunConfig, path: Path | str, *, resume: bool = False, device: torch.device | str = "cpu") -> Run:
         """Take a folder for this run. A folder that holds another run is never touched."""
         run = Run(Path(path), config)
-        if run.path.exists() and not run.path.is_dir():
-            raise RunError(f"{run.path} is a file; choose another folder with --out")
-        if not run.file("config.json").exists():
-            if run.path.exists() and any(not is_temporary(file) for file in run.path.iterdir()):
-                raise RunError(f"{run.path} holds other files; choose an empty or new folder with --out")
-            run.path.mkdir(parents=True, exist_ok=True)
-            run.write_json("config.json", to_json(config))
-            content = DOMAINS[config.domain_name].content(config.domain)
-            run.write_json("manifest.json", {**manifest(device), "data": dict(content)})
+        if run.is_there(resume=resume):
             return run
-        other = Run.open(run.path)
-        if other.config.identity() != config.identity():
-            raise RunError(f"{run.path} holds another run ({describe(other.config)}); choose another folder with --out")
+        run.path.mkdir(parents=True, exist_ok=True)
+        run.write_json("config.json", to_json(config))
+        content = DOMAINS[config.domain_name].content(config.domain)
+        run.write_json("manifest.json", {**manifest(device), "data": dict(content)})
+        return run
+
+    def is_there(self, *, resume: bool) -> bool:
+        """Whether the folder holds this run already; if it may not be taken for it, a RunError says why."""
+        if self.path.exists() and not self.path.is_dir():
+            raise RunError(f"{self.path} is a file; choose another folder with --out")
+        names = {file.name for file in self.path.iterdir() if not is_temporary(file)} if self.path.exists() else set()
+        if names <= {lock.FILE}:
+            return False
+        if "config.json" not in names:
+            raise RunError(f"{self.path} holds other files; choose an empty or new folder with --out")
+        other = Run.open(self.path)
+        if names <= PREPARED:
+            return resume and other.config.identity() == self.config.identity()
+        if other.config.identity() != self.config.identity():
+            raise RunError(
+                f"{self.path} holds another run ({describe(other.config)}); choose another folder with --out"
+            )
         if not resume:
             raise RunError(
-                f"{run.path} already holds this run; continue it with --resume (in Python resume=True), "
+                f"{self.path} already holds this run; continue it with --resume (in Python resume=True), "
                 "or choose another folder"
             )
-        return run
+        return True
+
+    @contextlib.contextmanager
+    def training(self) -> Iterator[None]:
+        """Train in this folder inside: nobody else does, and a failure before anything was trained leaves no folder
+        that was not there."""
+        new = not self.path.exists()
+        with lock.locked(self.path, f"training {describe(self.config)}"):
+            try:
+                yield
+            except BaseException:
+                self._clear(folder_too=new)
+                raise
+
+    def _clear(self, *, folder_too: bool) -> None:
+        """Remove what was prepared, if nothing was trained."""
+        names = {file.name for file in self.path.iterdir()}
+        if names <= PREPARED - {"tensorboard"}:
+            for name in sorted(names):
+                self.file(name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # somebody else has come meanwhile
+                if folder_too:
+                    self.path.rmdir()
 
     @staticmethod
     def open(path: Path | str) -> Run:
@@ -77,7 +105,11 @@ class Run:
             missing = "it has no config.json" if Path(path).exists() else "there is nothing of that name"
             raise RunError(f"{Path(path)} is not a run folder: {missing}")
         try:
-            return Run(Path(path), run_config_from_json(json.loads(file.read_text())))
+            data = read_json(file)
+        except FileError as error:
+            raise RunError(str(error)) from None
+        try:
+            return Run(Path(path), run_config_from_json(data))
         except (ValueError, TypeError) as error:
             raise RunError(f"{file}: {error}") from None
 
@@ -88,91 +120,26 @@ class Run:
         write_atomically(self.file(name), (json.dumps(data, indent=2) + "\n").encode())
 
     def append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        with self.file(name).open("a") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
+        append_rows(self.file(name), rows)
 
     def write_rows(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        write_atomically(self.file(name), "".join(json.dumps(row) + "\n" for row in rows).encode())
+        write_atomically(self.file(name), row_lines(rows).encode())
+
+    def lines(self, name: str) -> list[str]:
+        """The lines of a .jsonl file; a last line that a kill cut short is left out."""
+        if not self.file(name).exists():
+            return []
+        return read_text(self.file(name)).split("\n")[:-1]
 
     def rows(self, name: str) -> list[dict[str, Any]]:
         """The rows of a .jsonl file; a last line that a kill cut short is left out."""
-        if not self.file(name).exists():
-            return []
-        return list(_whole_rows(self.file(name).read_text()))
+        return [parse_row(line, f"{self.file(name)}, line {n}") for n, line in enumerate(self.lines(name), 1)]
 
 
 def describe(config: RunConfig) -> str:
     return (
         f"{config.method_name} on {config.domain_name}, preset {config.preset}, seed {config.seed}, {config.identity()}"
     )
-
-
-def _whole_rows(text: str) -> Iterator[dict[str, Any]]:
-    for line in text.splitlines(keepends=True):
-        if line.endswith("\n"):
-            yield json.loads(line)
-
-
-# ---------------------------------------------------------------- files
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """All of it or nothing, also when killed: a temporary name, flushed to disk, then renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{TEMPORARY}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def is_temporary(path: Path) -> bool:
-    """Left behind by a kill in the middle of a write."""
-    return path.name.startswith(".") and path.name.endswith(TEMPORARY)
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-    plain = copied(tensors, torch.device("cpu"))
-    write_atomically(path, to_bytes(plain, metadata={"uat": json.dumps({"format": FORMAT, **meta})}))
-
-
-def copied(tensors: Mapping[str, Tensor], device: torch.device | None = None) -> dict[str, Tensor]:
-    """Copies of all of them, where they are or on this device. Those of one type travel together: a hundred tensors are
-    one launch, not a hundred."""
-    alike: dict[tuple[torch.dtype, torch.device], list[str]] = {}
-    for name, tensor in tensors.items():
-        alike.setdefault((tensor.dtype, tensor.device), []).append(name)
-    found: dict[str, Tensor] = {}
-    for names in alike.values():
-        together = torch.cat([tensors[name].detach().reshape(-1) for name in names])
-        parts = together.to(device or together.device).split([tensors[name].numel() for name in names])
-        found |= {name: part.view(tensors[name].shape) for name, part in zip(names, parts, strict=True)}
-    return {name: found[name] for name in tensors}
-
-
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of a file of ours and what was said of them."""
-    if not path.is_file():
-        raise RunError(f"{path} does not exist; was the run stopped before its first checkpoint?")
-    try:
-        with safe_open(path, framework="pt") as file:
-            said = (file.metadata() or {}).get("uat")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
-    except (SafetensorError, OSError) as error:
-        raise RunError(f"{path} is truncated or not a safetensors file ({error})") from None
-    if said is None:
-        raise RunError(f"{path} was not written by uat: its metadata has no 'uat' entry")
-    try:
-        meta = dict(json.loads(said))
-    except (ValueError, TypeError):
-        raise RunError(f"{path} was not written by uat, or is damaged: its safetensors metadata is garbled") from None
-    if meta.get("format") != FORMAT:
-        raise RunError(f"{path} has format {meta.get('format')}; this version reads format {FORMAT}")
-    return tensors, meta
 
 
 # ---------------------------------------------------------------- policies

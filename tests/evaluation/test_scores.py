@@ -20,7 +20,8 @@ from uat.evaluation import evaluate
 from uat.evaluation.scores import CEILING, EXPERT, RANDOM, Evaluation, gap_closed, reference_episodes
 from uat.evaluation.tables import columns
 from uat.recipes import recipe
-from uat.runs import Run, RunError, load_policy, read_tensors
+from uat.runs import Run, load_policy
+from uat.tensor_files import RunError, read_tensors
 from uat.training import train
 from uat.training.checkpoint import STATE
 from uat.training.epoch import Epoch

@@ -16,8 +16,9 @@ from uat.config import RunConfig, override
 from uat.evaluation import evaluate
 from uat.methods import METHODS, Policy
 from uat.recipes import recipe
-from uat.runs import Run, RunError, load_policy
+from uat.runs import Run, load_policy
 from uat.serving import Session
+from uat.tensor_files import RunError
 from uat.training import train
 from uat.training.playing import Player
 from uat.training.progress import Progress

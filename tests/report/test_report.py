@@ -30,10 +30,10 @@ from uat.report.study_tables import (
     shocks_table,
 )
 from uat.report.tables import Entry, Table, ranked
-from uat.runs import write_tensors
 from uat.studies import STUDIES, Reproduce, reproduce
 from uat.studies.files import merge
 from uat.studies.reproduce import cells_of
+from uat.tensor_files import write_tensors
 from uat.types import Metric, Score
 
 Captured = pytest.CaptureFixture[str]

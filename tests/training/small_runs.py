@@ -11,12 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
+import uat.files
 import uat.runs
+import uat.tensor_files
 import uat.training.checkpoint
 from uat.config import RunConfig, override
 from uat.methods.uat import UAT
 from uat.recipes import recipe
-from uat.runs import Run, read_tensors
+from uat.runs import Run
+from uat.tensor_files import read_tensors
 from uat.training.trainer import Trainer
 from uat.types import Batch, Losses
 
@@ -78,7 +81,9 @@ def crash_at(event: int, patch: pytest.MonkeyPatch) -> None:
 
         return instead
 
-    patch.setattr(uat.runs, "write_atomically", guarded(uat.runs.write_atomically))
+    write = guarded(uat.files.write_atomically)
+    for module in (uat.runs, uat.tensor_files):
+        patch.setattr(module, "write_atomically", write)
     patch.setattr(Run, "append", guarded(Run.append))
 
 

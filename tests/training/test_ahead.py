@@ -15,7 +15,8 @@ from tests.training.small_runs import Crash, broken_at, crash_at, judged, number
 from uat.config import RunConfig
 from uat.methods import Phase
 from uat.methods.uat import UAT
-from uat.runs import Run, read_tensors
+from uat.runs import Run
+from uat.tensor_files import read_tensors
 from uat.training import train
 from uat.training.epoch import Epoch
 from uat.training.trainer import Trainer, sent

@@ -24,7 +24,8 @@ from tests.training.small_runs import (
 )
 from uat.config import RunConfig, to_json
 from uat.methods.uat import UAT
-from uat.runs import Run, read_tensors
+from uat.runs import Run
+from uat.tensor_files import read_tensors
 from uat.training import train
 from uat.training.trainer import Trainer
 

@@ -11,7 +11,8 @@ import torch
 from tests.training.small_runs import broken_at, tiny
 from uat.config import RunConfig, override
 from uat.recipes import recipe
-from uat.runs import Run, read_tensors
+from uat.runs import Run
+from uat.tensor_files import read_tensors
 from uat.training import train, train_together
 from uat.training.trainer import DivergedError, Trainer
 

@@ -33,7 +33,8 @@ from uat.domains.darkroom import DarkRoom
 from uat.methods import METHODS, Method, Phase, Policy
 from uat.methods.uat import UAT
 from uat.nn.heads import build_head
-from uat.runs import Run, load_policy, read_tensors
+from uat.runs import Run, load_policy
+from uat.tensor_files import read_tensors
 from uat.training import train
 from uat.training.trainer import sent
 from uat.types import Batch, Losses, Metric, Spec, Step

@@ -21,7 +21,7 @@ from uat.bench.plot import draw, need_matplotlib
 from uat.bench.run import Result, bench
 from uat.bench.timing import Row
 from uat.evaluation.tables import columns
-from uat.runs import write_atomically
+from uat.files import write_atomically
 from uat.training.surroundings import pick_device
 
 BASELINES = ("recompute", "cached", "whole")

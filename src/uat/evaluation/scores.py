@@ -14,7 +14,8 @@ from uat.config import RunConfig, to_json
 from uat.domains import DOMAINS, block_length, episode_count, split_seed, summarised
 from uat.evaluation.intervals import interval
 from uat.recipes import recipe
-from uat.runs import Run, RunError, load_policy, read_tensors, write_tensors
+from uat.runs import Run, load_policy
+from uat.tensor_files import RunError, read_tensors, write_tensors
 from uat.training.checkpoint import standing_of
 from uat.training.playing import AT_ONCE, Player, play_all
 from uat.training.surroundings import current, pick_device, precision

@@ -14,13 +14,13 @@ from typing import Any
 
 from uat import __version__
 from uat.domains import DOMAINS
+from uat.files import write_atomically
 from uat.methods import METHODS
 from uat.recipes import family
 from uat.report import score_tables, study_tables
 from uat.report.figures import DRAWINGS, STYLE, Drawing, MissingError, need_matplotlib
 from uat.report.rows import Rows
 from uat.report.tables import Table
-from uat.runs import write_atomically
 from uat.studies.grids import STUDIES
 
 

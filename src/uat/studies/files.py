@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from uat.runs import write_atomically
+from uat.files import write_atomically
 
 Row = dict[str, Any]
 

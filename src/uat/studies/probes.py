@@ -18,7 +18,8 @@ from torch import Tensor
 
 from uat.evaluation.mechanism import attention_under_shifts, gates_of_markets, kinetics_of
 from uat.evaluation.scores import BLIND
-from uat.runs import Run, RunError, read_tensors, write_tensors
+from uat.runs import Run
+from uat.tensor_files import RunError, read_tensors, write_tensors
 
 TOLD = "uat"
 """The method whose gates and attention are looked at, beside the blind one."""

@@ -16,7 +16,7 @@ from uat.evaluation.comparison import Group, compare, run_groups
 from uat.evaluation.scores import Evaluation, read_evaluation
 from uat.evaluation.statistics import Pair, holm, paired
 from uat.methods import METHODS
-from uat.runs import Run, RunError, read_tensors
+from uat.runs import Run
 from uat.studies import efficiency
 from uat.studies.cells import Cell, jobs, merged
 from uat.studies.estimate import grid_seconds, in_words, seconds
@@ -26,6 +26,7 @@ from uat.studies.grids import STUDIES, TIMED, chosen_studies
 from uat.studies.options import Reproduce
 from uat.studies.probes import look, seen
 from uat.studies.work import Reference, Task, keep_failure, scores_of
+from uat.tensor_files import RunError, read_tensors
 from uat.training.progress import Board, show_board
 from uat.training.surroundings import cores, pick_device
 

@@ -15,9 +15,11 @@ import torch
 from uat.config import RunConfig, to_json
 from uat.domains import episode_count
 from uat.evaluation.scores import evaluate, reference_episodes, rows_of, what_is_unfinished
+from uat.files import write_atomically
 from uat.methods import training_name
-from uat.runs import Run, RunError, describe, write_atomically
+from uat.runs import Run, describe
 from uat.studies.cells import Cell, Job, source_of
+from uat.tensor_files import RunError
 from uat.training.progress import Progress
 from uat.training.surroundings import pick_device, precision, threads
 from uat.training.together import train_together

@@ -6,16 +6,21 @@ Random streams need no saving: worlds, sampled actions, position offsets and dro
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from uat.config import from_json
 from uat.methods import Policy
-from uat.runs import Run, RunError, copied, manifest, read_tensors, save_policy, write_atomically, write_tensors
+from uat.runs import Run, manifest, save_policy
+from uat.tensor_files import RunError, copied, read_tensors, write_tensors
 
 STATE = "state/train.safetensors"
 LOGS = ("metrics.jsonl", "timing.jsonl")
@@ -47,12 +52,40 @@ class Standing:
 def standing_of(run: Run) -> Standing | None:
     """Where the run's training stands; None if its folder holds no training, as that of a policy handed on."""
     if run.file(STATE).exists():
-        return _read_standing(read_tensors(run.file(STATE))[1])
+        return read_state(run)[1]
     return Standing() if any(run.file(name).exists() for name in LOGS) else None
 
 
-def _read_standing(meta: dict[str, Any]) -> Standing:
-    return Standing(**{item.name: meta[item.name] for item in fields(Standing) if item.name in meta})
+def read_state(run: Run) -> tuple[dict[str, Tensor], Standing]:
+    """The tensors of the last checkpoint and where it stands, if it is this run's and the log has all of its rows."""
+    file = run.file(STATE)
+    tensors, meta = read_tensors(file)
+    if (owner := meta.get("run", run.config.identity())) != run.config.identity():
+        raise RunError(f"{file} belongs to another run ({owner!r:.40}), not to {run.file('config.json')}")
+    try:
+        standing = from_json(
+            Standing, {item.name: meta[item.name] for item in fields(Standing) if item.name in meta}, ""
+        )
+    except ValueError as error:
+        raise RunError(f"{file}: {error}") from None
+    if (logged := meta.get("metrics")) is not None:
+        check_log(run, logged, file)
+    return tensors, standing
+
+
+def check_log(run: Run, logged: Any, state: Path) -> None:
+    """Refuse a log that is not, up to the checkpoint, the one that was written."""
+    lines = run.lines("metrics.jsonl")
+    if logged != summed(lines[: logged.get("rows", 0)] if isinstance(logged, dict) else []):
+        raise RunError(
+            f"{run.file('metrics.jsonl')} was changed after it was written: up to the checkpoint in {state} its rows "
+            f"are others, or fewer, than the {logged.get('rows') if isinstance(logged, dict) else '?'} that were logged"
+        )
+
+
+def summed(lines: Sequence[str]) -> dict[str, Any]:
+    """How many rows a log has, and a checksum of them."""
+    return {"rows": len(lines), "checksum": hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()}
 
 
 class Checkpoint:
@@ -87,21 +120,25 @@ class Checkpoint:
         self._saved_at = time.monotonic()
         self._save_policy()
         best = {f"best.{name}": tensor for name, tensor in self.best.items()}
-        write_tensors(self.run.file(STATE), {**self.tensors(), **best}, asdict(standing))
+        about = {"run": self.run.config.identity(), "threads": torch.get_num_threads()}
+        logged = summed(self.run.lines("metrics.jsonl"))
+        write_tensors(
+            self.run.file(STATE), {**self.tensors(), **best}, {**asdict(standing), **about, "metrics": logged}
+        )
 
     def restore(self) -> Standing:
         """Back to what was saved last; what was logged after it is dropped, to be done again."""
         standing = self._load() if self.run.file(STATE).exists() else Standing()
         for name in LOGS:
             rows = self.run.rows(name)
-            self.run.write_rows(name, [row for row in rows if row["epoch"] <= standing.total])
+            self.run.write_rows(name, [row for row in rows if _epoch(row, self.run.file(name)) <= standing.total])
         if not self.run.file("manifest.json").exists():
             self.run.write_json("manifest.json", manifest())
         return standing
 
     def _load(self) -> Standing:
         file = self.run.file(STATE)
-        saved, meta = read_tensors(file)
+        saved, standing = read_state(self.run)
         own = self.tensors()
         if missing := sorted(own.keys() - saved.keys()):
             raise RunError(f"{file} does not fit this run: {missing[0]} is missing")
@@ -115,11 +152,18 @@ class Checkpoint:
         device = next(self.policy.parameters()).device
         self.best = {name[5:]: t.to(device) for name, t in saved.items() if name.startswith("best.")}
         self._save_policy()  # a kill may have left the policy of a later checkpoint
-        return _read_standing(meta)
+        return standing
 
     def _save_policy(self) -> None:
         file, config = self.run.file("policy.safetensors"), self.run.config
         save_policy(file, self.policy, config.method_name, weights=self.best, domain=config.domain)
+
+
+def _epoch(row: dict[str, Any], file: Path) -> int:
+    epoch = row.get("epoch")
+    if not isinstance(epoch, int):
+        raise RunError(f"{file} has a row without an epoch: {row!r:.60}")
+    return epoch
 
 
 def adopt(run: Run, source: Run) -> None:
@@ -129,6 +173,9 @@ def adopt(run: Run, source: Run) -> None:
     """
     if run.file(STATE).exists():
         return
+    tensors, standing = read_state(source)
     for name in LOGS:
-        run.write_rows(name, source.rows(name))
-    write_atomically(run.file(STATE), source.file(STATE).read_bytes())
+        run.write_rows(name, [row for row in source.rows(name) if _epoch(row, source.file(name)) <= standing.total])
+    _, meta = read_tensors(source.file(STATE))
+    about = {"run": run.config.identity(), "metrics": summed(run.lines("metrics.jsonl"))}
+    write_tensors(run.file(STATE), tensors, {**meta, **about})

@@ -22,8 +22,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from uat.config import RunConfig
-from uat.runs import Run, write_atomically
-from uat.training.checkpoint import STATE
+from uat.files import write_atomically
+from uat.runs import Run
+from uat.training.checkpoint import LOGS, STATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +102,14 @@ def own_folder(run: Run | None, config: RunConfig, ranks: Ranks, device: torch.d
         assert run is not None
         yield run
         return
-    state = [run.file(STATE).read_bytes() if run is not None and run.file(STATE).exists() else None]
-    dist.broadcast_object_list(state, src=0)
+    files = (STATE, *LOGS)
+    there = [{} if run is None else {name: run.file(name).read_bytes() for name in files if run.file(name).exists()}]
+    dist.broadcast_object_list(there, src=0)
     if run is not None:
         yield run
         return
     with tempfile.TemporaryDirectory() as folder:
         copy = Run.create(config, Path(folder) / "run", device=device)
-        if state[0] is not None:
-            write_atomically(copy.file(STATE), state[0])
+        for name, content in there[0].items():
+            write_atomically(copy.file(name), content)
         yield copy

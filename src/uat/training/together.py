@@ -43,8 +43,17 @@ def train_together(
     if not configs:
         return []
     chosen = pick_device(device)
-    runs = [Run.create(config, out, resume=resume, device=chosen) for config, out in zip(configs, outs, strict=True)]
-    with current(chosen), seeded(derive(configs[0].seed, "train"), chosen), precision(arithmetic.pop()):
+    runs = [Run(Path(out), config) for config, out in zip(configs, outs, strict=True)]
+    with (
+        contextlib.ExitStack() as kept,
+        current(chosen),
+        seeded(derive(configs[0].seed, "train"), chosen),
+        precision(arithmetic.pop()),
+    ):
+        for run in runs:
+            run.is_there(resume=resume)
+            kept.enter_context(run.training())
+            Run.create(run.config, run.path, resume=resume, device=chosen)
         trainers = [Trainer(run, chosen) for run in runs]
         in_turn = InTurn() if chosen.type == "cuda" else None
         for trainer in trainers:

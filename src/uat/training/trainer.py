@@ -18,7 +18,8 @@ from uat.config import RunConfig, to_json
 from uat.domains import Domain, episode_count, split_seed, summarised
 from uat.methods import METHODS, Phase, Policy, training_name
 from uat.noise import derive
-from uat.runs import Run, RunError, first_difference
+from uat.runs import Run, first_difference
+from uat.tensor_files import RunError
 from uat.training.capture import InTurn
 from uat.training.checkpoint import STATE, Checkpoint, adopt
 from uat.training.epoch import Epoch
@@ -54,19 +55,23 @@ def train(
     chosen = pick_device(device)
     if source is not None:
         source = check_source(config, source if isinstance(source, Run) else Run.open(source))
-    with joined(config, chosen) as (ranks, own_device):
-        run = Run.create(config, out, resume=resume, device=own_device) if ranks.rank == 0 else None
-        if source is not None and run is not None:
-            adopt(run, source)
+    run = Run(Path(out), config)
+    with joined(config, chosen) as (ranks, own_device), contextlib.ExitStack() as kept:
+        if writes := ranks.rank == 0:
+            run.is_there(resume=resume)  # a folder of somebody else's is not even locked
+            kept.enter_context(run.training())
+            Run.create(config, out, resume=resume, device=own_device)
+            if source is not None:
+                adopt(run, source)
         with (
-            own_folder(run, config, ranks, own_device) as own,
+            own_folder(run if writes else None, config, ranks, own_device) as own,
             current(own_device),
             seeded(derive(config.seed, "train"), own_device),
             precision(config.train.precision),
         ):
             shown = progress if progress is not None and ranks.rank == 0 else (lambda label, total: Progress())
             Trainer(own, own_device, ranks).train(shown)
-    return run or Run(Path(out), config)
+    return run
 
 
 def build_policy(config: RunConfig, domain: Domain, device: torch.device) -> Policy:

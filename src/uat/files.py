@@ -1,0 +1,124 @@
+"""Files that anybody may have touched: read with every fault as one sentence, written whole or not at all.
+
+Reading raises FileError with the file's name and what is wrong, whatever the file holds. Writing never follows a
+symbolic link, keeps the mode of the file that it replaces, and leaves the old file if it fails or is killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import uuid
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+TEMPORARY = ".partial"
+MOST_JSON = 256 * 2**20
+"""Bytes of the largest JSON file that is read at once: far more than any of ours."""
+NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
+"""Opening a symbolic link fails; not known on Windows."""
+
+
+class FileError(ValueError):
+    """A file that cannot be used, with its name and what is wrong."""
+
+
+# ---------------------------------------------------------------- reading
+
+
+def read_text(path: Path) -> str:
+    """The whole of a UTF-8 text file, of a size that fits."""
+    if not path.is_file():
+        raise FileError(f"{path} is {'not a file' if path.exists() else 'not there'}")
+    if (size := path.stat().st_size) > MOST_JSON:
+        raise FileError(f"{path} has {size:,} bytes, more than any file of its kind")
+    try:
+        return path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FileError(f"{path} is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}") from None
+
+
+def parse_json(text: str, where: str) -> Any:
+    """The value of a JSON text; NaN and infinity are values, as undefined metrics are written so."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise FileError(f"{where} is nested too deeply to be a JSON file of ours") from None
+    except ValueError as error:
+        raise FileError(f"{where} is not valid JSON: {error}") from None
+
+
+def parse_row(line: str, where: str) -> dict[str, Any]:
+    """One line of a .jsonl file: a table of values."""
+    row = parse_json(line, where)
+    if not isinstance(row, dict):
+        raise FileError(f"{where} is not a row: expected a JSON object, got {type(row).__name__}")
+    return row
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file that holds one object."""
+    return parse_row(read_text(path), str(path))
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a .jsonl file; none where there is no file."""
+    if not path.exists():
+        return []
+    lines = read_text(path).split("\n")
+    return [parse_row(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line]
+
+
+def check_name(name: Any, where: str) -> str:
+    """A name that becomes part of a path: letters, digits and a few marks, so that it cannot lead elsewhere."""
+    if isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,99}", name):
+        return name
+    raise FileError(f"{where} {name!r:.60} cannot be part of a file's name: expected letters, digits and . _ + = -")
+
+
+# ---------------------------------------------------------------- writing
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """All of it or nothing, also when killed: a temporary name, flushed to disk, then renamed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{TEMPORARY}")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_FOLLOW, 0o666)
+        with os.fdopen(descriptor, "wb") as file:
+            if (mode := _mode(path)) is not None:
+                os.chmod(temporary, mode)  # noqa: PTH101 (of the file that was just made here)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _mode(path: Path) -> int | None:
+    """Permissions of a file that is to be replaced; None if there is none."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return None
+    return stat.S_IMODE(found.st_mode) if stat.S_ISREG(found.st_mode) else None
+
+
+def is_temporary(path: Path) -> bool:
+    """Left behind by a kill in the middle of a write."""
+    return path.name.startswith(".") and path.name.endswith(TEMPORARY)
+
+
+def row_lines(rows: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """At the end of a .jsonl file; a kill may cut the last line short."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | NO_FOLLOW, 0o666)
+    with os.fdopen(descriptor, "a", encoding="utf-8") as file:
+        file.write(row_lines(rows))

@@ -1,0 +1,94 @@
+"""One writer at a time in a folder: a lock that ends with its holder, however that ends.
+
+The lock is the operating system's (flock) on a file `.lock` in the folder, which also says who holds it. The file
+stays when the lock is given back. Where there is no flock (Windows), nothing is locked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from uat.files import NO_FOLLOW
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover (Windows)
+    fcntl = None
+
+FILE = ".lock"
+
+
+class LockedError(ValueError):
+    """Somebody else is writing in this folder."""
+
+
+@contextlib.contextmanager
+def locked(folder: Path, what: str, *, wait_seconds: float = 0.0) -> Iterator[None]:
+    """Hold the lock of a folder inside; it is made if it is not there. A LockedError says who holds it already.
+
+    what: what the holder does, in a few words, for others to read.
+    """
+    deadline = time.monotonic() + wait_seconds
+    while (descriptor := _take(folder / FILE)) is None:
+        if time.monotonic() >= deadline:
+            raise LockedError(f"{folder} is in use by {_holder(folder / FILE)}; wait for it, or choose another folder")
+        time.sleep(0.02)
+    try:
+        _write(descriptor, _about(what))
+        try:
+            yield
+        finally:
+            _write(descriptor, b"")
+    finally:
+        os.close(descriptor)  # and with it goes the lock
+
+
+def _take(file: Path) -> int | None:
+    """The open lock, or None if it is held. The last holder may have removed the folder, and the file with it."""
+    while True:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o666)
+        try:
+            if fcntl is not None:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.stat(file)):  # noqa: PTH116
+                    return descriptor
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _about(what: str) -> bytes:
+    since = datetime.now().astimezone().isoformat(timespec="seconds")
+    command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])[:200]
+    about = {"what": what, "process": os.getpid(), "machine": platform.node(), "since": since, "command": command}
+    return json.dumps(about).encode()
+
+
+def _write(descriptor: int, content: bytes) -> None:
+    os.ftruncate(descriptor, 0)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    os.write(descriptor, content)
+
+
+def _holder(file: Path) -> str:
+    """Who holds the lock, by what it wrote; it may be about to write it."""
+    with contextlib.suppress(ValueError, KeyError, TypeError, OSError):
+        said: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        here = "" if said["machine"] == platform.node() else f" on {said['machine']}"
+        return f"process {said['process']}{here} ({said['what']}, since {said['since']})"
+    return "another process"
