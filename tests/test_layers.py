@@ -18,6 +18,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lock": {"files"},
     "tensor_files": {"files"},
     "terminal": set(),
+    "threads": set(),
     "compiling": set(),
     "clock_kernel": set(),
     "types": {"compiling", "clock_kernel"},
@@ -36,6 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runs": {"files", "lock", "tensor_files", "types", "methods", "domains", "config"},
     "training": {
         *ON_DISK,
+        "threads",
         "types",
         "compiling",
         "noise",
@@ -50,6 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "evaluation": {
         *ON_DISK,
+        "threads",
         "types",
         "noise",
         "nn",
@@ -62,10 +65,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "runs",
         "training",
     },
-    "serving": {"types", "checks", "nn", "methods", "acting"},
+    "serving": {"threads", "types", "checks", "nn", "methods", "acting"},
     "flags": set(),
     "bench": {
         *ON_DISK,
+        "threads",
         "flags",
         "types",
         "nn",
@@ -81,6 +85,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "studies": {
         *ON_DISK,
+        "threads",
         "lock",
         "terminal",
         "flags",
@@ -95,6 +100,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "report": {*ON_DISK, "flags", "types", "methods", "domains", "config", "recipes", "runs", "evaluation", "studies"},
     "cli": {
+        "threads",
         "terminal",
         "studies",
         "report",

@@ -19,10 +19,10 @@ from uat.recipes import recipe
 from uat.runs import Run, load_policy
 from uat.serving import Session
 from uat.tensor_files import RunError
+from uat.threads import threads
 from uat.training import train
 from uat.training.playing import Player
 from uat.training.progress import Progress
-from uat.training.surroundings import threads
 from uat.types import Spec, Step, Trajectory
 
 ADAPTING = [name for name, method in METHODS.items() if method.policy.trains_as is not None]

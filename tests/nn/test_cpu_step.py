@@ -21,7 +21,7 @@ from uat.methods.uat import UAT
 from uat.nn.kernels import cpu_step
 from uat.nn.kernels.cpu_step import CPUStep
 from uat.serving.session import FAST_STREAMS, Session, open_fast
-from uat.training.surroundings import threads
+from uat.threads import threads
 from uat.types import Spec, Step
 
 PAPER = {"d_model": 64, "num_heads": 4, "num_layers": 3, "d_ff": 128}

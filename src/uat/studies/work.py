@@ -20,8 +20,9 @@ from uat.methods import training_name
 from uat.runs import Run, describe
 from uat.studies.cells import Cell, Job, source_of
 from uat.tensor_files import RunError
+from uat.threads import threads
 from uat.training.progress import Progress
-from uat.training.surroundings import pick_device, precision, threads
+from uat.training.surroundings import pick_device, precision
 from uat.training.together import train_together
 from uat.training.trainer import train
 

@@ -1,4 +1,4 @@
-"""Device, seeds, precision and threads of a run: set inside, put back outside."""
+"""Device, seeds and precision of a run: set inside, put back outside."""
 
 from __future__ import annotations
 
@@ -45,24 +45,6 @@ def precision(name: str) -> Iterator[None]:
             yield
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
-
-
-@contextlib.contextmanager
-def threads(count: int) -> Iterator[None]:
-    """torch computes with this many threads inside, and with as many as before outside.
-
-    One is best for the latency of small models and for several workers side by side. NumPy, which the fast step of a
-    session uses, takes its number from the surroundings when it is loaded: OPENBLAS_NUM_THREADS, or MKL_NUM_THREADS.
-    For policies of the paper's size that changes nothing (`uat.nn.kernels.cpu_step` says more).
-    """
-    if count < 1:
-        raise ValueError(f"threads: count={count} must be at least 1")
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def cores() -> int:
