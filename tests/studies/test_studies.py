@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -270,11 +269,8 @@ def test_a_worker_computes_on_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
-    monkeypatch.setattr(executors, "_place", (0, None))
-    places: SimpleQueue[int] = SimpleQueue()
-    places.put(3)
-    executors._settle_down(places, "cuda")
-    assert executors._place == (3, "cuda:1")
+    executors._settle_down(3, "cuda")
+    assert executors.own_device(3, "cuda") == "cuda:1"
     assert chosen == ["cuda:1"]
 
 

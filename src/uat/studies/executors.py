@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from uat.studies.work import Outcome, Task, do
+from uat.studies.workers import WorkerDied, run_jobs
 
 POLL_SECONDS = 0.5
 
@@ -58,52 +57,31 @@ class Pool:
     def outcomes(
         self, tasks: Sequence[Task], runs: Path, notes: Path, watch: Callable[[], None]
     ) -> Iterator[tuple[int, Outcome]]:
-        context = multiprocessing.get_context("spawn")
-        places: Any = context.Queue()
-        for place in range(self.workers):
-            places.put(place)
-        pool = ProcessPoolExecutor(
-            self.workers, mp_context=context, initializer=_settle_down, initargs=(places, self.device)
-        )
-        try:
-            waiting: dict[Future[Outcome], int] = {
-                pool.submit(_do_here, task, runs, notes): index for index, task in enumerate(tasks)
-            }
-            while waiting:
-                done, _ = wait(waiting, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
-                for future in done:
-                    yield waiting.pop(future), _outcome(future, tasks)
-                watch()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        do_here = partial(_do_here, runs=runs, notes=notes, device=self.device)
+        begin = partial(_settle_down, device=self.device)
+        for index, outcome in run_jobs(tasks, do_here, self.workers, watch, POLL_SECONDS, begin):
+            if isinstance(outcome, WorkerDied):
+                died = f"its worker was killed (out of memory?): {outcome}; run the same command again, perhaps with "
+                outcome = Outcome(name=tasks[index].name, rows=[], seconds=0.0, failure=f"{died}fewer --workers")
+            yield index, outcome
 
 
-def _outcome(future: Future[Outcome], tasks: Sequence[Task]) -> Outcome:
-    try:
-        return future.result()
-    except BrokenProcessPool:
-        said = "a worker was killed (out of memory?); run the same command again, perhaps with fewer --workers"
-        return Outcome(name="worker", rows=[], seconds=0.0, failure=said)
-
-
-_place: tuple[int, str | None] = (0, None)
-"""Which worker this process is, and where it computes."""
-
-
-def _settle_down(places: Any, device: str | None) -> None:
-    global _place
-    place = places.get()
-    on_gpu = device == "cuda" or (device is None and torch.cuda.is_available())
-    if on_gpu:
-        device = f"cuda:{place % torch.cuda.device_count()}"
-        torch.cuda.set_device(device)  # graphs are captured and kernels launched on the current one
-    _place = (place, device)
+def _settle_down(place: int, device: str | None) -> None:
+    own = own_device(place, device)
+    if own is not None and own.startswith("cuda"):
+        torch.cuda.set_device(own)  # graphs are captured and kernels launched on the current one
     torch.set_num_threads(1)
 
 
-def _do_here(task: Task, runs: Path, notes: Path) -> Outcome:
-    place, device = _place
-    return do(task, runs, notes / f"{place}.json", device)
+def own_device(place: int, device: str | None) -> str | None:
+    """Where the worker in this place computes: GPUs are shared out."""
+    if device == "cuda" or (device is None and torch.cuda.is_available()):
+        return f"cuda:{place % torch.cuda.device_count()}"
+    return device
+
+
+def _do_here(place: int, task: Task, runs: Path, notes: Path, device: str | None) -> Outcome:
+    return do(task, runs, notes / f"{place}.json", own_device(place, device))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,84 @@
+"""One writer at a time in a folder, and who it is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from uat.lock import FILE, LockedError, locked
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from uat.lock import locked
+with locked(Path(sys.argv[1]), "holding on"):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def holder(folder: Path) -> subprocess.Popen[str]:
+    child = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "held\n"
+    return child
+
+
+def test_the_second_is_told_who_holds_the_folder(tmp_path: Path) -> None:
+    with (
+        locked(tmp_path, "training uat"),
+        pytest.raises(LockedError) as caught,
+        locked(tmp_path, "training vanilla"),
+    ):
+        pytest.fail("both hold the lock")
+    assert f"{tmp_path} is in use by process {os.getpid()} (training uat, since 20" in str(caught.value)
+
+
+def test_a_lock_ends_with_its_holder_however_that_ends(tmp_path: Path) -> None:
+    child = holder(tmp_path)
+    try:
+        with pytest.raises(LockedError, match=rf"process {child.pid} \(holding on, since"), locked(tmp_path, "mine"):
+            pytest.fail("both hold the lock")
+    finally:
+        child.kill()
+        child.communicate()
+    with locked(tmp_path, "mine"):
+        assert (tmp_path / FILE).exists()
+
+
+def test_a_lock_is_given_back_and_can_be_waited_for(tmp_path: Path) -> None:
+    for _ in range(2):
+        with locked(tmp_path / "new", "first"):
+            pass
+    assert (tmp_path / "new" / FILE).read_bytes() == b""
+    child = holder(tmp_path)
+    started = time.monotonic()
+    with pytest.raises(LockedError), locked(tmp_path, "second", wait_seconds=0.2):
+        pytest.fail("both hold the lock")
+    assert time.monotonic() - started >= 0.2
+    child.kill()
+    child.communicate()
+    with locked(tmp_path, "second", wait_seconds=60):
+        pass
+
+
+def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
+    """Otherwise a lock would empty the file of somebody else."""
+    (tmp_path / "precious").write_text("years of work")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / FILE).symlink_to(tmp_path / "precious")
+    with pytest.raises(OSError, match=r"\.lock"), locked(tmp_path / "folder", "mine"):
+        pytest.fail("followed the link")
+    assert (tmp_path / "precious").read_text() == "years of work"
+
+
+def test_a_torn_note_of_the_holder_is_no_error(tmp_path: Path) -> None:
+    with locked(tmp_path, "first"):
+        (tmp_path / FILE).write_text('{"what": "fi')
+        with pytest.raises(LockedError, match="in use by another process"), locked(tmp_path, "second"):
+            pytest.fail("both hold the lock")
