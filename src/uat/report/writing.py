@@ -15,6 +15,7 @@ from typing import Any
 from uat import __version__
 from uat.domains import DOMAINS
 from uat.files import write_atomically
+from uat.lock import locked
 from uat.methods import METHODS
 from uat.recipes import family
 from uat.report import score_tables, study_tables
@@ -58,14 +59,15 @@ def write_report(folder: Path, out: Path | None = None, *, preset: str | None = 
     """Tables and figures of a folder of results, at `out` (unset: its folder `report`)."""
     need_matplotlib()
     rows, out = Rows.of(folder, preset), out or folder / "report"
-    found = [section(rows, study, out) for study in STUDIES]
-    for one in found:
-        for table in one.tables:
-            for ending, text in (("md", table.markdown() + "\n"), ("csv", table.csv()), ("tex", table.latex())):
-                write_atomically(out / "tables" / f"{table.name}.{ending}", text.encode())
-    write_atomically(out / "numbers.csv", numbers(rows).encode())
-    write_atomically(out / "report.md", markdown(rows, found).encode())
-    write_atomically(out / "index.html", page(rows, found).encode())
+    with locked(out, f"a report of {folder}"):
+        found = [section(rows, study, out) for study in STUDIES]
+        for one in found:
+            for table in one.tables:
+                for ending, text in (("md", table.markdown() + "\n"), ("csv", table.csv()), ("tex", table.latex())):
+                    write_atomically(out / "tables" / f"{table.name}.{ending}", text.encode())
+        write_atomically(out / "numbers.csv", numbers(rows).encode())
+        write_atomically(out / "report.md", markdown(rows, found).encode())
+        write_atomically(out / "index.html", page(rows, found).encode())
     return Report(
         page=out / "index.html",
         tables=[table.name for one in found for table in one.tables],

@@ -15,6 +15,7 @@ import torch
 from uat.evaluation.comparison import Group, compare, run_groups
 from uat.evaluation.scores import Evaluation, read_evaluation
 from uat.evaluation.statistics import Pair, holm, paired
+from uat.lock import locked
 from uat.methods import METHODS
 from uat.runs import Run
 from uat.studies import efficiency
@@ -46,10 +47,15 @@ class Summing:
 
 
 def reproduce(options: Reproduce, board: Callable[[int], Board] = show_board) -> Summing:
-    """Run what is left of a study."""
+    """Run what is left of a study. Nobody else may write in the folder of results meanwhile."""
+    cells = cells_of(options)
+    with locked(options.results.path, f"the study {options.study}, preset {options.preset}"):
+        return _reproduce(options, cells, board)
+
+
+def _reproduce(options: Reproduce, cells: Sequence[Cell], board: Callable[[int], Board]) -> Summing:
     results, summing = options.results, Summing()
     studies = [STUDIES[name] for name in chosen_studies(options.study)]
-    cells = cells_of(options)
     summing.missing = list(dict.fromkeys(said for study in studies for said in study.missing()))
     there = measured(results)
     todo = [cell for cell in cells if not is_done(cell, results, there)]
@@ -149,6 +155,8 @@ def run(
 
 @contextlib.contextmanager
 def _removed(folder: Path) -> Any:
+    """Without this folder before and after: notes of workers that were killed tell nothing."""
+    shutil.rmtree(folder, ignore_errors=True)
     try:
         yield
     finally:

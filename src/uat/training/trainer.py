@@ -176,6 +176,7 @@ class Trainer:
                     yield from self._train_phase(phase, progress, write)
         self.standing.finished = True
         self.checkpoint.save(self.standing)
+        self.run.file("scores.jsonl").unlink(missing_ok=True)  # somebody may have scored it unfinished meanwhile
 
     def close(self) -> None:
         """Give back what was captured for its players."""
