@@ -34,6 +34,7 @@ class ADTConfig(TransformerConfig):
 
 
 class ADT(TransformerPolicy):
+    fusible = True
     sees = frozenset({"action", "reward"})
     config: ADTConfig
 
@@ -68,7 +69,7 @@ class ADT(TransformerPolicy):
         return self.backbone.attend(self.tokens(batch))
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> KVCache:
-        return self.backbone.init_cache(streams, capacity)
+        return self.open_cache(streams, capacity)
 
     def step(self, state: KVCache, step: Step) -> tuple[Tensor, KVCache]:
         state.restart(step.first)

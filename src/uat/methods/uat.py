@@ -71,6 +71,7 @@ class UATState:
 
 
 class UAT(TransformerPolicy):
+    fusible = True
     sees = frozenset({"action", "reward"})
     config: UATConfig
 
@@ -110,7 +111,7 @@ class UAT(TransformerPolicy):
         return self.backbone(batch.obs, gates, start_B=batch.start)
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> UATState:
-        cache = self.backbone.init_cache(streams, capacity, utility=self.utility)
+        cache = self.open_cache(streams, capacity)
         return UATState(cache, ubar_BU=self.backbone.positions.new_zeros(streams, self.config.d_utility))
 
     def step(self, state: UATState, step: Step) -> tuple[Tensor, UATState]:

@@ -28,6 +28,7 @@ class VanillaConfig(TransformerConfig):
 
 
 class Vanilla(TransformerPolicy):
+    fusible = True
     config: VanillaConfig
 
     def __init__(self, spec: Spec, config: VanillaConfig) -> None:
@@ -41,7 +42,7 @@ class Vanilla(TransformerPolicy):
         return self.backbone(batch.obs, start_B=batch.start)
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> KVCache:
-        return self.backbone.init_cache(streams, capacity)
+        return self.open_cache(streams, capacity)
 
     def step(self, state: KVCache, step: Step) -> tuple[Tensor, KVCache]:
         if self.fused and state.packed is not None:

@@ -39,6 +39,8 @@ def open_fast(policy: Policy) -> CPUStep | FusedStep | str:
     if type(policy) not in (UAT, Vanilla):  # a subclass may compute anything
         return f"{type(policy).__name__} has no fast step"
     assert isinstance(policy, UAT | Vanilla)
+    if (difference := policy.structure_difference()) is not None:
+        return difference
     try:
         return CPUStep(policy.backbone, policy.head, policy.utility if isinstance(policy, UAT) else None)
     except ValueError as error:
