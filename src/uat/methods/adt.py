@@ -66,7 +66,7 @@ class ADT(TransformerPolicy):
         return self.backbone.place(x_BTD, self.backbone.window(x_BTD.shape[1], batch.start))
 
     def features(self, batch: Batch) -> Tensor:
-        return self.backbone.attend(self.tokens(batch))
+        return self.attend(self.tokens(batch))
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> KVCache:
         return self.open_cache(streams, capacity)

@@ -96,7 +96,7 @@ class DT(TransformerPolicy):
         return sequence if self.action is None else sequence[:, 1:]
 
     def features(self, batch: Batch) -> Tensor:
-        h = self.backbone.attend(self.sequence(batch))
+        h = self.attend(self.sequence(batch))
         return h[:, 1 :: self.tokens_per_step]  # at the observations
 
     def trace(self, batch: Batch) -> Trace:

@@ -178,9 +178,9 @@ class TransformerPolicy(Policy):
     """A policy on the shared backbone: on CUDA it may take the fused step and the fused pass.
 
     Its modules may be changed at any time, so their structure is compared with that of a new policy whenever a fast
-    path is chosen or entered: in `fuse`, `fuse_pass`, `plays`, `open_cache` and `loss`, and where a session opens. A
-    policy that was changed after `fuse` takes the plain step in memories that are opened from then on; one that was
-    changed after `fuse_pass` leaves the fused pass. A memory that is open and a call of `features` alone do not ask.
+    path is chosen or entered: in `fuse`, `fuse_pass`, `plays`, `open_cache`, `takes_pass`, and where a session opens.
+    A policy that was changed after `fuse` takes the plain step in memories that are opened from then on; one that was
+    changed after `fuse_pass` leaves the fused pass. A memory that is open already is not checked again.
     """
 
     fusible: ClassVar[bool] = False
@@ -233,6 +233,19 @@ class TransformerPolicy(Policy):
             may_fuse=self.fused and self.structure_difference() is None,
         )
 
+    def takes_pass(self) -> bool:
+        """Whether this pass over episodes takes the fused path. A policy leaves it for good (see `fuse_pass`) if it was
+        changed, or if some of the backbone trains and some does not: the kernels drop everywhere or nowhere."""
+        if self.fused_pass and self.training:
+            alike = all(module.training for module in self.backbone.modules())
+            self.fused_pass = alike and self.structure_difference() is None
+        return self.fused_pass and self.training
+
+    def attend(self, x_BTD: Tensor) -> Tensor:
+        """Tokens of whole episodes through all blocks: h (B, T, D)."""
+        self.takes_pass()
+        return self.backbone.attend(x_BTD)
+
     def share_device(self, policies: int) -> None:
         self.backbone.beside = policies
 
@@ -251,12 +264,10 @@ class TransformerPolicy(Policy):
         return world.trajectory(action_BT)
 
     def loss(self, batch: Batch) -> Losses:
-        if self.fused_pass and self.training:
-            self.fused_pass = self.structure_difference() is None and all(module.training for module in self.modules())
         if not (self.fused_pass and self.training and batch.allowed is None):
             return super().loss(batch)
         h_BTD = self.features(batch)
-        fused = kernels.fused_nll(self.head, h_BTD, batch.target, batch.valid)
+        fused = kernels.fused_nll(self.head, h_BTD, batch.target, batch.valid) if self.fused_pass else None
         return {"imitation": fused or masked_sum(self.head.nll(h_BTD, batch.target), batch.valid)}
 
     def fuse(self) -> str | None:

@@ -105,7 +105,7 @@ class UAT(TransformerPolicy):
         return self.utility
 
     def features(self, batch: Batch) -> Tensor:
-        if self.fused_pass and self.training:
+        if self.takes_pass():
             return kernels.fused_features(self.backbone, self.utility, batch)
         gates = self.utility(batch.prev_action, batch.prev_reward)
         return self.backbone(batch.obs, gates, start_B=batch.start)

@@ -37,7 +37,7 @@ class Vanilla(TransformerPolicy):
         self.head = build_head(spec, config.d_model)
 
     def features(self, batch: Batch) -> Tensor:
-        if self.fused_pass and self.training:
+        if self.takes_pass():
             return kernels.fused_features(self.backbone, None, batch)
         return self.backbone(batch.obs, start_B=batch.start)
 

@@ -81,7 +81,7 @@ class _Comparison:
 
     def modules(self, path: str, found: nn.Module, expected: nn.Module) -> Iterator[str]:
         if type(found) is not type(expected):
-            yield f"{path or 'the policy'} is a {_kind(found, expected)}, expected a {_kind(expected, found)}"
+            yield f"{path or 'the policy'} is of class {_kind(found, expected)}, expected {_kind(expected, found)}"
             return
         mine, other = vars(found), vars(expected)
         for name, hook in HOOKS.items():
@@ -113,7 +113,7 @@ class _Comparison:
         tensors_and_modules = {*mine["_parameters"], *mine["_buffers"], *mine["_modules"]}
         for name in mine.keys() - other.keys() - FREE:
             if name in tensors_and_modules or hasattr(type(found), name):  # all else is a note that no code reads
-                yield f"{path or 'the policy'} has a {name} of its own"
+                yield f"{path or 'the policy'} has its own {name}"
 
     def _tensors(self, path: str, found: Tensor | None, expected: Tensor | None) -> Iterator[str]:
         if found is None or expected is None:
@@ -121,7 +121,8 @@ class _Comparison:
                 yield f"{path} is {_brief(found)}, expected {_brief(expected)}"
             return
         if type(found) is not type(expected) or found.layout != torch.strided:
-            yield f"{path} is a {_kind(found, expected)} of layout {found.layout}, expected a strided {_kind(expected, found)}"
+            kinds = _kind(found, expected), _kind(expected, found)
+            yield f"{path} is of class {kinds[0]} and layout {found.layout}, expected a strided {kinds[1]}"
             return
         if found.shape != expected.shape:
             yield f"{path} has the shape {tuple(found.shape)}, expected {tuple(expected.shape)}"
