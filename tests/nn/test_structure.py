@@ -120,7 +120,7 @@ CHANGES: dict[str, Row] = {
     "fewer blocks": Row(lose_a_block, "backbone.blocks has no module 1"),
     "one more block": Row(lambda p: p.backbone.blocks.append(p.backbone.blocks[0]), "has one more module, 2"),
     "order": Row(turn_the_network_around, f"{BLOCK}.ff has the modules 0, 2, 1, expected 0, 1, 2"),
-    "no module": Row(put(f"{BLOCK}.drop", None), f"{BLOCK}.drop is absent"),
+    "no module": Row(put(f"{BLOCK}.drop", None), f"{BLOCK}.drop is None, expected Dropout"),
     # how it is set
     "eps": Row(put(f"{BLOCK}.attention_norm.eps", 1), f"{BLOCK}.attention_norm.eps is 1, expected 1e-05"),
     "eps of the last norm": Row(put("backbone.last_norm.eps", 0.5), "backbone.last_norm.eps is 0.5"),

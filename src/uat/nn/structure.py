@@ -97,7 +97,8 @@ class _Comparison:
             inner, at = mine["_modules"][name], _join(path, name)
             if inner is None or module is None:
                 if inner is not module:
-                    yield f"{at} is {'absent' if inner is None else 'there'}, expected the opposite"
+                    kinds = [None if one is None else type(one).__name__ for one in (inner, module)]
+                    yield f"{at} is {kinds[0]}, expected {kinds[1]}"
             else:
                 yield from self.modules(at, inner, module)
 
@@ -111,7 +112,7 @@ class _Comparison:
             elif not _same(mine[name], value):
                 yield f"{_join(path, name)} is {_brief(mine[name])}, expected {_brief(value)}"
         tensors_and_modules = {*mine["_parameters"], *mine["_buffers"], *mine["_modules"]}
-        for name in mine.keys() - other.keys() - FREE:
+        for name in sorted(mine.keys() - other.keys() - FREE):
             if name in tensors_and_modules or hasattr(type(found), name):  # all else is a note that no code reads
                 yield f"{path or 'the policy'} has its own {name}"
 
