@@ -75,6 +75,29 @@ def test_decisions_are_those_of_the_cached_step(method: str, spec: Spec) -> None
     assert (fast.path, cached.path) == ("fast", "cached")
 
 
+@pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
+@pytest.mark.parametrize("method", ["uat", "vanilla"])
+def test_the_choice_is_the_kernels_own(method: str, masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, streams, steps = build(method), 3, 4
+    generator = torch.Generator().manual_seed(3)
+    obs, reward = torch.randn(steps, streams, 5, generator=generator), torch.randn(steps, streams, generator=generator)
+    may = torch.rand(steps, streams, 4, generator=generator) < 0.5
+    may[..., 2] = True
+
+    def play(session: Session) -> list[torch.Tensor]:
+        return [
+            session.act(obs[t], reward=reward[t - 1] if t else None, allowed=may[t] if masked else None)
+            for t in range(steps)
+        ]
+
+    expected = torch.stack(play(Session(policy, streams=streams, path="cached")))
+    for module in ("acting", "methods.policy", "methods.uat", "methods.vanilla", "serving.session"):
+        monkeypatch.setattr(f"uat.{module}.choose", None)
+    found = torch.stack(play(Session(policy, streams=streams, path="fast")))
+    assert torch.equal(found, expected)
+    assert len(expected.unique()) > 1
+
+
 def test_the_policy_stays_on_its_path() -> None:
     policy = build("uat")
     session = Session(policy, streams=2, path="fast")
@@ -125,8 +148,10 @@ def test_unasked_any_number_of_streams_takes_it(monkeypatch: pytest.MonkeyPatch)
 def test_kernels_are_compiled_when_it_opens(monkeypatch: pytest.MonkeyPatch) -> None:
     """One step of nothing is taken then, and no episode knows of it: decisions are those of the cached step, above."""
     seen: list[Step] = []
-    plain = UAT.step
-    monkeypatch.setattr(UAT, "step", lambda self, state, step: (seen.append(step), plain(self, state, step))[1])
+    plain = UAT.decide
+    monkeypatch.setattr(
+        UAT, "decide", lambda self, state, step, *drawn: (seen.append(step), plain(self, state, step))[1]
+    )
     session = Session(build("uat"), streams=3, path="fast")
     (step,) = seen
     assert step.first.all()

@@ -34,6 +34,7 @@ class ADTConfig(TransformerConfig):
 
 
 class ADT(TransformerPolicy):
+    fusible = True
     sees = frozenset({"action", "reward"})
     config: ADTConfig
 
@@ -65,10 +66,10 @@ class ADT(TransformerPolicy):
         return self.backbone.place(x_BTD, self.backbone.window(x_BTD.shape[1], batch.start))
 
     def features(self, batch: Batch) -> Tensor:
-        return self.backbone.attend(self.tokens(batch))
+        return self.attend(self.tokens(batch))
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> KVCache:
-        return self.backbone.init_cache(streams, capacity)
+        return self.open_cache(streams, capacity)
 
     def step(self, state: KVCache, step: Step) -> tuple[Tensor, KVCache]:
         state.restart(step.first)

@@ -57,6 +57,7 @@ class DTState:
 
 
 class DT(TransformerPolicy):
+    fusible = True
     config: DTConfig
 
     def __init__(self, spec: Spec, config: DTConfig) -> None:
@@ -95,7 +96,7 @@ class DT(TransformerPolicy):
         return sequence if self.action is None else sequence[:, 1:]
 
     def features(self, batch: Batch) -> Tensor:
-        h = self.backbone.attend(self.sequence(batch))
+        h = self.attend(self.sequence(batch))
         return h[:, 1 :: self.tokens_per_step]  # at the observations
 
     def trace(self, batch: Batch) -> Trace:
@@ -105,7 +106,7 @@ class DT(TransformerPolicy):
     # ------------------------------------------------------------ step by step
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> DTState:
-        cache = self.backbone.init_cache(streams, capacity, tokens_per_step=self.tokens_per_step)
+        cache = self.open_cache(streams, capacity)
         return DTState(cache, return_B=self.backbone.positions.new_zeros(streams))
 
     def step(self, state: DTState, step: Step) -> tuple[Tensor, DTState]:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from uat.acting import Behaviour, choose
-from uat.nn import kernels
+from uat.nn import kernels, structure
 from uat.nn.blocks import Trace, Transformer
+from uat.nn.cache import KVCache
 from uat.nn.heads import Head, HeadAnswers
 from uat.nn.utility import UtilityGates
 from uat.types import Answers, Batch, Losses, Noise, Spec, Step, Trajectory, check_choices, masked_sum
@@ -174,8 +175,17 @@ class Policy(nn.Module, ABC):
 
 
 class TransformerPolicy(Policy):
-    """A policy on the shared backbone: on CUDA it may take the fused step and the fused pass."""
+    """A policy on the shared backbone: on CUDA it may take the fused step and the fused pass.
 
+    Its modules may be changed at any time, so their structure is compared with that of a new policy whenever a fast
+    path is chosen or entered: in `fuse`, `fuse_pass`, `plays`, `open_cache`, `takes_pass`, and where a session opens.
+    A policy that was changed after `fuse` takes the plain step in memories that are opened from then on; one that was
+    changed after `fuse_pass` leaves the fused pass. A memory that is open already is not checked again.
+    """
+
+    fusible: ClassVar[bool] = False
+    """Whether fast engines compute exactly what this class does. Each class says it of itself, and no subclass inherits
+    it: it may compute anything."""
     backbone: Transformer
     tokens_per_step: int = 1
 
@@ -206,6 +216,36 @@ class TransformerPolicy(Policy):
     def own_noise(self) -> bool:
         return self.fused_pass or super().own_noise
 
+    def structure_difference(self) -> str | None:
+        """What fast engines, which read weights and call no modules, would not see in this policy; None: nothing."""
+        if not vars(type(self)).get("fusible", False):
+            return f"{type(self).__name__} is a class of its own, and may compute anything"
+        return structure.difference(self, self.spec, self.config)
+
+    def open_cache(self, streams: int, capacity: int) -> KVCache:
+        """Keys and values of so many steps in every stream; with the current weights as the fused step reads them, if
+        `step` takes it."""
+        return self.backbone.init_cache(
+            streams,
+            capacity,
+            tokens_per_step=self.tokens_per_step,
+            utility=self.gates,
+            may_fuse=self.fused and self.structure_difference() is None,
+        )
+
+    def takes_pass(self) -> bool:
+        """Whether this pass over episodes takes the fused path. A policy leaves it for good (see `fuse_pass`) if it was
+        changed, or if some of the backbone trains and some does not: the kernels drop everywhere or nowhere."""
+        if self.fused_pass and self.training:
+            alike = all(module.training for module in self.backbone.modules())
+            self.fused_pass = alike and self.structure_difference() is None
+        return self.fused_pass and self.training
+
+    def attend(self, x_BTD: Tensor) -> Tensor:
+        """Tokens of whole episodes through all blocks: h (B, T, D)."""
+        self.takes_pass()
+        return self.backbone.attend(x_BTD)
+
     def share_device(self, policies: int) -> None:
         self.backbone.beside = policies
 
@@ -215,7 +255,8 @@ class TransformerPolicy(Policy):
         if not self.fused or not getattr(simulator, "plays_inside", False) or simulator.spec != self.spec:
             return False
         owners = {_owner(type(self), name) for name in ("play", "step", "decide", "init_state")}
-        return len(owners) == 1 and kernels.plays(self.backbone, self.head, self.spec)
+        fits = len(owners) == 1 and kernels.plays(self.backbone, self.head, self.spec)
+        return fits and self.structure_difference() is None
 
     def _play(self, simulator: Any, noise: Noise, gumbel_BTA: Tensor | None) -> Trajectory:
         streams, world = len(next(iter(noise.values()))), simulator.inside(noise)
@@ -226,16 +267,18 @@ class TransformerPolicy(Policy):
         if not (self.fused_pass and self.training and batch.allowed is None):
             return super().loss(batch)
         h_BTD = self.features(batch)
-        fused = kernels.fused_nll(self.head, h_BTD, batch.target, batch.valid)
+        fused = kernels.fused_nll(self.head, h_BTD, batch.target, batch.valid) if self.fused_pass else None
         return {"imitation": fused or masked_sum(self.head.nll(h_BTD, batch.target), batch.valid)}
 
     def fuse(self) -> str | None:
-        reason = kernels.unfit(self.backbone, self.gates)
+        difference = self.structure_difference()
+        reason = f"no fused step: {difference}" if difference else kernels.unfit(self.backbone, self.gates)
         self.fused = reason is None
         return reason
 
     def fuse_pass(self) -> str | None:
-        reason = kernels.unfit_pass(self.backbone, self.gates, self.tokens_per_step * self.spec.horizon)
+        difference, steps = self.structure_difference(), self.tokens_per_step * self.spec.horizon
+        reason = f"no fused pass: {difference}" if difference else kernels.unfit_pass(self.backbone, self.gates, steps)
         self.fused_pass = reason is None
         return reason
 

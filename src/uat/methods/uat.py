@@ -71,6 +71,7 @@ class UATState:
 
 
 class UAT(TransformerPolicy):
+    fusible = True
     sees = frozenset({"action", "reward"})
     config: UATConfig
 
@@ -104,13 +105,13 @@ class UAT(TransformerPolicy):
         return self.utility
 
     def features(self, batch: Batch) -> Tensor:
-        if self.fused_pass and self.training:
+        if self.takes_pass():
             return kernels.fused_features(self.backbone, self.utility, batch)
         gates = self.utility(batch.prev_action, batch.prev_reward)
         return self.backbone(batch.obs, gates, start_B=batch.start)
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> UATState:
-        cache = self.backbone.init_cache(streams, capacity, utility=self.utility)
+        cache = self.open_cache(streams, capacity)
         return UATState(cache, ubar_BU=self.backbone.positions.new_zeros(streams, self.config.d_utility))
 
     def step(self, state: UATState, step: Step) -> tuple[Tensor, UATState]:

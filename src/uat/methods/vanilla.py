@@ -28,6 +28,7 @@ class VanillaConfig(TransformerConfig):
 
 
 class Vanilla(TransformerPolicy):
+    fusible = True
     config: VanillaConfig
 
     def __init__(self, spec: Spec, config: VanillaConfig) -> None:
@@ -36,12 +37,12 @@ class Vanilla(TransformerPolicy):
         self.head = build_head(spec, config.d_model)
 
     def features(self, batch: Batch) -> Tensor:
-        if self.fused_pass and self.training:
+        if self.takes_pass():
             return kernels.fused_features(self.backbone, None, batch)
         return self.backbone(batch.obs, start_B=batch.start)
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> KVCache:
-        return self.backbone.init_cache(streams, capacity)
+        return self.open_cache(streams, capacity)
 
     def step(self, state: KVCache, step: Step) -> tuple[Tensor, KVCache]:
         if self.fused and state.packed is not None:

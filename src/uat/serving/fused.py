@@ -37,11 +37,16 @@ class FusedStep:
         is first asked: every stream begins with its first step anyway."""
         with self._current():
             state = self._policy.init_state(streams, capacity, device)
-            return self._policy.step(state, _nothing(self._policy.spec, streams, device))[1]
+            return self._policy.decide(state, _nothing(self._policy.spec, streams, device))[1]
 
     def step(self, state: Any, step: Step) -> tuple[Tensor, Any]:
         with self._current():
             return self._policy.step(state, step)
+
+    def decide(self, state: Any, step: Step, gumbel_BA: Tensor | None = None) -> tuple[Tensor, Any]:
+        """The action of each stream, as the kernel chooses it among ids, and the state after this step."""
+        with self._current():
+            return self._policy.decide(state, step, gumbel_BA)
 
     def _current(self) -> contextlib.AbstractContextManager[Any]:
         """Kernels are launched on the current device: there may be several."""

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from uat.acting import choose
+from uat.acting import choose, decide
 from uat.checks import Array
 from uat.methods import Policy
 from uat.methods.policy import TransformerPolicy
@@ -39,6 +39,8 @@ def open_fast(policy: Policy) -> CPUStep | FusedStep | str:
     if type(policy) not in (UAT, Vanilla):  # a subclass may compute anything
         return f"{type(policy).__name__} has no fast step"
     assert isinstance(policy, UAT | Vanilla)
+    if (difference := policy.structure_difference()) is not None:
+        return difference
     try:
         return CPUStep(policy.backbone, policy.head, policy.utility if isinstance(policy, UAT) else None)
     except ValueError as error:
@@ -182,8 +184,9 @@ class Session:
         told = {"obs": obs, "prev_action": action, "prev_reward": reward_B, "first": first_B}
         copies = {name: torch.tensor(x, device=self.device) for name, x in told.items()}  # a policy may keep them
         may_BA = None if allowed_BA is None else torch.tensor(allowed_BA, device=self.device)
-        logits_BA, self._state = self._agent.step(self._state, Step(**copies, allowed=may_BA))
-        answer = choose(logits_BA, self.spec).cpu()
+        step = Step(**copies, allowed=may_BA)
+        chosen, self._state = decide(self._agent, self.spec, self._state, step, None)
+        answer = chosen.cpu()
         self._last = (
             (answer.float() if answer.dtype == torch.bfloat16 else answer).numpy().copy()
         )  # NumPy has no bfloat16
