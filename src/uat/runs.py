@@ -28,7 +28,7 @@ from uat.config import RunConfig, from_json, run_config_from_json, spec_from_jso
 from uat.domains import DOMAINS
 from uat.files import FileError, append_rows, is_temporary, parse_row, read_json, read_text, row_lines, write_atomically
 from uat.methods import METHODS, Policy
-from uat.tensor_files import RunError, read_tensors, write_tensors
+from uat.tensor_files import RunError, copied, first_not_finite, read_tensors, write_tensors
 
 PREPARED = frozenset({"config.json", "manifest.json", "tensorboard", lock.FILE})
 """What a folder holds before its training has left anything: it may still become another run's."""
@@ -158,8 +158,11 @@ def save_policy(
 
     domain: config of the domain it was trained in, if it was one of ours.
     """
+    weights = copied(weights or policy.state_dict(), torch.device("cpu"))
+    if said := first_not_finite(weights):
+        raise ValueError(f"{path} was not written: {said}, where only finite numbers can be")
     meta = {"method": method_name, "config": to_json(policy.config), "spec": spec_to_json(policy.spec)}
-    write_tensors(Path(path), weights or policy.state_dict(), {**meta, "domain": to_json(domain)})
+    write_tensors(Path(path), weights, {**meta, "domain": to_json(domain)})
 
 
 def load_policy(path: Path | str) -> Policy:
@@ -221,6 +224,8 @@ def fit_weights(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
             raise ValueError(
                 f"the weight {name} has shape {tuple(tensors[name].shape)}, expected {tuple(own[name].shape)}"
             )
+    if said := first_not_finite(tensors):
+        raise ValueError(f"{said}, where only finite numbers can be")
     policy.to(next(iter(tensors.values())).dtype)
     policy.load_state_dict(dict(tensors))
 

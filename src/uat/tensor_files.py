@@ -43,6 +43,15 @@ def checksum(tensors: Mapping[str, Tensor], meta: Meta) -> str:
     return found.hexdigest()
 
 
+def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """The first tensor that holds NaN or infinity, in words; None if all are finite."""
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        if tensor.is_floating_point() and not (finite := tensor.isfinite()).all():
+            return f"the weight {name} holds {tensor[~finite][0].item()}"
+    return None
+
+
 def copied(tensors: Mapping[str, Tensor], device: torch.device | None = None) -> dict[str, Tensor]:
     """Copies of all of them, where they are or on this device. Those of one type travel together: a hundred tensors are
     one launch, not a hundred."""

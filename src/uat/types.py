@@ -7,6 +7,7 @@ Axes, one letter each through the whole library:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
@@ -223,6 +224,9 @@ class Metric:
     """Whether an episode may leave it undefined: such an episode reports NaN and is left out of every mean."""
 
     def better(self, value: float, than: float) -> bool:
+        """Whether a value is better than another; NaN, an undefined one, is worse than any number."""
+        if math.isnan(than):
+            return not math.isnan(value)
         return value > than if self.higher_is_better else value < than
 
 

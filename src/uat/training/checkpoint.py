@@ -20,12 +20,22 @@ from torch import Tensor
 from uat.config import from_json
 from uat.methods import Policy
 from uat.runs import Run, manifest, save_policy
-from uat.tensor_files import RunError, copied, read_tensors, write_tensors
+from uat.tensor_files import RunError, copied, first_not_finite, read_tensors, write_tensors
 
 STATE = "state/train.safetensors"
 LOGS = ("metrics.jsonl", "timing.jsonl")
 SAVE_SECONDS = 5.0
 """A checkpoint that comes sooner than this after the last is left out: short trainings would do little else."""
+
+
+class DivergedError(ValueError):
+    """Training went to numbers that are none."""
+
+    def __init__(self, what: str, run: Run) -> None:
+        super().__init__(
+            f"{what}; {run.path} keeps the last checkpoint; "
+            f"train anew with a learning rate below train.lr={run.config.train.lr}"
+        )
 
 
 @dataclass(slots=True)
@@ -68,6 +78,9 @@ def read_state(run: Run) -> tuple[dict[str, Tensor], Standing]:
         )
     except ValueError as error:
         raise RunError(f"{file}: {error}") from None
+    weights = {name: tensor for name, tensor in tensors.items() if name.startswith(("policy.", "best."))}
+    if said := first_not_finite(weights):
+        raise RunError(f"{file}: {said}, where only finite numbers can be")
     if (logged := meta.get("metrics")) is not None:
         check_log(run, logged, file)
     return tensors, standing
@@ -114,9 +127,12 @@ class Checkpoint:
         return time.monotonic() - self._saved_at >= SAVE_SECONDS
 
     def save(self, standing: Standing) -> None:
-        """To disk, if it is due; the last always."""
+        """To disk, if it is due; the last always. Weights that are not finite are an error: they replace none."""
         if not standing.finished and not self.due:
             return
+        for weights in (self.policy.state_dict(), self.best):
+            if said := first_not_finite(copied(weights, torch.device("cpu"))):
+                raise DivergedError(f"{said} after epoch {standing.total}", self.run)
         self._saved_at = time.monotonic()
         self._save_policy()
         best = {f"best.{name}": tensor for name, tensor in self.best.items()}

@@ -21,7 +21,7 @@ from uat.noise import derive
 from uat.runs import Run, first_difference
 from uat.tensor_files import RunError
 from uat.training.capture import InTurn
-from uat.training.checkpoint import STATE, Checkpoint, adopt
+from uat.training.checkpoint import STATE, Checkpoint, DivergedError, adopt
 from uat.training.epoch import Epoch
 from uat.training.optimizing import build_optimizer
 from uat.training.playing import AT_ONCE, Player, play_all
@@ -32,10 +32,6 @@ from uat.types import Metric, Recording
 
 ShowProgress = Callable[[str, int], Progress]
 """From a label and the number of epochs to something that shows them pass."""
-
-
-class DivergedError(ValueError):
-    """The loss is no longer a number."""
 
 
 def train(
@@ -261,10 +257,7 @@ class Trainer:
             for name, number in row.items():
                 if name.startswith(("loss/", "gradient")) and not math.isfinite(number):
                     what = "loss" if name.startswith("loss/") else "gradient"
-                    raise DivergedError(
-                        f"the {what} is not finite at epoch {row['epoch']}; {self.run.path} keeps the last checkpoint; "
-                        f"train anew with a learning rate below train.lr={self.config.train.lr}"
-                    )
+                    raise DivergedError(f"the {what} is not finite at epoch {row['epoch']}", self.run)
         standing, last = self.standing, rows[-1]
         note = ", ".join(f"{k.removeprefix('loss/')} loss {v:.3f}" for k, v in last.items() if k.startswith("loss/"))
         if metric is None:
@@ -275,7 +268,7 @@ class Trainer:
                 standing.best_value, standing.best_epoch = value, stretch.epoch
                 self.checkpoint.best = stretch.weights
             when = "" if stretch.epoch == standing.epoch else f" at epoch {stretch.epoch}"
-            note = f"{note}, validation {metric.name} {value:.3f}{when} (best {standing.best_value:.3f})"
+            note = f"{note}, validation {metric.name} {_in_words(value)}{when} (best {_in_words(standing.best_value)})"
         self.run.append("metrics.jsonl", rows)
         return note
 
@@ -287,6 +280,10 @@ class Trainer:
     def _out_of_patience(self) -> bool:
         waited = self.standing.epoch - self.standing.best_epoch
         return self.standing.best_value is not None and waited >= self.config.train.patience
+
+
+def _in_words(value: float | None) -> str:
+    return "undefined, worse than any number" if value is None or math.isnan(value) else f"{value:.3f}"
 
 
 def sent(rows: list[dict[str, Any]]) -> Callable[[], list[dict[str, Any]]]:
