@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from uat.settings import Share, check_fields
 from uat.types import Agent, Answers, Batch, Discrete, Noise, Reader, Recording, Simulator, Spec, Step, Trajectory
 
 
@@ -25,11 +26,10 @@ class Behaviour:
     share of the way from the expert's to the uniform one.
     """
 
-    random_share: float = 0.3
+    random_share: Share = 0.3
 
     def __post_init__(self) -> None:
-        if not 0 <= self.random_share <= 1:
-            raise ValueError(f"random_share={self.random_share} must lie in [0, 1]")
+        check_fields(self)
 
     def logits(self, target: Tensor, spec: Spec, allowed_BA: Tensor | None) -> Tensor:
         """log of (1 - share) expert + share uniform over what is allowed: (B, A)."""

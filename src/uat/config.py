@@ -6,18 +6,15 @@ import dataclasses
 import difflib
 import hashlib
 import json
-import math
-import types
-import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, Literal
 
 from uat.domains import DOMAINS
 from uat.feedback import TRUE, CorruptedDomain, FeedbackConfig
 from uat.methods import METHODS
-from uat.types import Assets, Discrete, Items, Spec, Vector, Weights, check_choices
+from uat.settings import Amount, Count, Epochs, Scale, Seed, Warmup, check_fields, checked, field_types, shown
+from uat.types import Assets, Discrete, Items, Spec, Vector, Weights
 
 PRESETS = ("smoke", "quick", "paper")
 Precision = Literal["fp64", "fp32", "tf32", "bf16"]
@@ -25,27 +22,27 @@ Precision = Literal["fp64", "fp32", "tf32", "bf16"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
-    epochs: int = 500
+    epochs: Epochs = 500
     """Most epochs; in a simulator domain an epoch is one batch of episodes and one optimizer step."""
-    batch_size: int = 256
+    batch_size: Count = 256
     """Episodes per epoch."""
-    lr: float = 2e-3
+    lr: Scale = 2e-3
     """Learning rate of all parameters but the utility encoder and the regime readout."""
-    utility_lr: float = 2e-2
+    utility_lr: Scale = 2e-2
     """Learning rate of the utility encoder and the regime readout."""
     lr_schedule: Literal["constant", "cosine"] = "constant"
     """What the learning rates do after the warm-up: stay, or fall to zero along a cosine."""
-    warmup: int = 0
+    warmup: Warmup = 0
     """Epochs over which the learning rates rise from zero."""
-    weight_decay: float = 1e-5
+    weight_decay: Amount = 1e-5
     """Adam's L2 penalty."""
-    clip: float = 1.0
+    clip: Scale = 1.0
     """Largest norm of the gradient."""
-    validate_every: int = 10
+    validate_every: Epochs = 10
     """Epochs from one validation, and one checkpoint, to the next."""
-    validation_episodes: int = 1024
+    validation_episodes: Count = 1024
     """Episodes of each validation, always the same ones."""
-    patience: int = 100
+    patience: Epochs = 100
     """Epochs without a better validation after which training stops."""
     random_start: bool = False
     """Place training episodes at random rows of the position table, so that longer episodes are in range."""
@@ -53,26 +50,16 @@ class TrainConfig:
     """Arithmetic: tf32 and bf16 let a GPU round the inputs of matrix products; fp64 is for checking."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        for name in ("epochs", "batch_size", "validate_every", "validation_episodes", "patience"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"train.{name}={getattr(self, name)} must be at least 1")
-        for name in ("lr", "utility_lr", "clip"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"train.{name}={getattr(self, name)} must be positive and finite")
-        for name in ("weight_decay", "warmup"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"train.{name}={getattr(self, name)} must not be negative, and finite")
+        check_fields(self, "train.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationConfig:
-    episodes: int = 4096
+    episodes: Count = 4096
     """Test episodes, the same for every method and seed."""
 
     def __post_init__(self) -> None:
-        if self.episodes < 1:
-            raise ValueError(f"evaluation.episodes={self.episodes} must be at least 1")
+        check_fields(self, "evaluation.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +70,7 @@ class RunConfig:
     method_name: str
     preset: str
     """The preset it was composed from."""
-    seed: int
+    seed: Seed
     """Decides initial weights, training worlds, sampled actions and dropout."""
     domain: Any
     """The domain's own config."""
@@ -95,10 +82,17 @@ class RunConfig:
     """What policies are told of their actions and rewards, in training and when judged."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         method = METHODS[lookup("method", self.method_name, METHODS)]
         if not method.serves(self.domain_name):
             served = ", ".join(method.domains or ())
             raise ValueError(f"the method {self.method_name!r} does not serve {self.domain_name!r}; it serves {served}")
+        for name, kind in (
+            ("domain", DOMAINS[lookup("domain", self.domain_name, DOMAINS)].config),
+            ("method", method.config),
+        ):
+            if type(getattr(self, name)) is not kind:
+                raise ValueError(f"{name}={shown(getattr(self, name))} must be a {kind.__name__}")
         for name, value in method.changes.items():
             if getattr(self.method, name) != value:
                 raise ValueError(
@@ -150,15 +144,17 @@ FIXED = ("domain_name", "method_name", "preset")
 
 def override(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     """The config with some fields changed: `override(c, {"train.lr": 1e-3, "seed": 2})`."""
+    if not isinstance(config, RunConfig):
+        raise TypeError(f"config={shown(config)} must be a RunConfig")
+    if not isinstance(changes, Mapping):
+        raise TypeError(f"changes={shown(changes)} must map names of settings to values")
     for name, value in changes.items():
         if name in FIXED:
             raise ValueError(f"{name} cannot be overridden: it chose the other settings; compose another recipe")
         if name in SECTIONS:
             inner = next(iter(field_types(type(getattr(config, name)))))
             raise ValueError(f"{name!r} is a section; set one of its fields, such as {name}.{inner}")
-        known = setting_names(config)
-        if name not in known:
-            raise ValueError(f"unknown setting {name!r}{suggestion(name, known)}")
+        lookup("setting", name, setting_names(config))
         config = _with(config, name.split("."), value, name)
     return config
 
@@ -188,8 +184,10 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 
 def lookup(kind: str, name: str, table: Mapping[str, Any] | Iterable[str]) -> str:
     """The name itself, if it is known."""
+    if not isinstance(name, str):
+        raise ValueError(f"{kind}={shown(name)} must be str")
     if name not in table:
-        raise ValueError(f"unknown {kind} {name!r}{suggestion(name, table)}")
+        raise ValueError(f"unknown {kind} {shown(name)}{suggestion(name, table)}")
     return name
 
 
@@ -229,32 +227,6 @@ def from_json(kind: type[Any], data: Any, where: str) -> Any:
     if missing := sorted(hints.keys() - data.keys() - optional):
         raise ValueError(f"the field {dot}{missing[0]} is missing")
     return kind(**{name: checked(data[name], hint, dot + name) for name, hint in hints.items() if name in data})
-
-
-@lru_cache(maxsize=256)
-def field_types(kind: type[Any]) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind)
-    return {item.name: hints[item.name] for item in dataclasses.fields(kind)}
-
-
-def checked(value: Any, hint: Any, name: str) -> Any:
-    """The value as the field's type wants it, or a ValueError that names field and value."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any or (dataclasses.is_dataclass(hint) and isinstance(value, typing.cast("type", hint))):
-        return value
-    if origin is Literal:
-        if value not in args:
-            raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, args))}")
-        return value
-    if origin in (typing.Union, types.UnionType):
-        return None if value is None and type(None) in args else checked(value, args[0], name)
-    if origin is tuple and isinstance(value, list | tuple):
-        return tuple(checked(item, args[0], name) for item in value)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(hint, type) and isinstance(value, hint) and isinstance(value, bool) == (hint is bool):
-        return value
-    raise ValueError(f"{name}={value!r} must be {getattr(hint, '__name__', hint)}")
 
 
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Vector, Items, Assets, Discrete, Weights)}

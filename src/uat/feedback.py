@@ -18,7 +18,6 @@ Axes: B episodes, T time.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, overload
 
@@ -27,7 +26,8 @@ from torch import Tensor
 
 from uat.acting import told
 from uat.noise import uniform
-from uat.types import NO_ACTION, Noise, Simulator, Spec, Trajectory, check_choices, shift
+from uat.settings import Amount, Delay, check_fields
+from uat.types import NO_ACTION, Noise, Simulator, Spec, Trajectory, shift
 
 PREFIX = "feedback."
 """Names of the channel's own noise begin so."""
@@ -37,19 +37,15 @@ PREFIX = "feedback."
 class FeedbackConfig:
     reward: Literal["true", "null", "shuffled", "inverted"] = "true"
     """What is told in place of a reward: itself, zero, one of those earned so far in the episode, or its negative."""
-    noise: float = 0.0
+    noise: Amount = 0.0
     """Deviation of the normal noise added to what is told, in units of the domain's own reward."""
     action: Literal["true", "null"] = "true"
     """What is told of an action: itself, or that there was none."""
-    delay: int = 0
+    delay: Delay = 0
     """Steps by which rewards arrive later than the domain says."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        if not 0 <= self.noise < math.inf:
-            raise ValueError(f"feedback.noise={self.noise} must not be negative, and finite")
-        if self.delay < 0:
-            raise ValueError(f"feedback.delay={self.delay} must not be negative")
+        check_fields(self, PREFIX)
 
     @property
     def is_true(self) -> bool:

@@ -10,17 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
 from typing import (
     Any,
     ClassVar,
-    Literal,
     Protocol,
     Self,
     TypeVar,
-    get_args,
-    get_origin,
-    get_type_hints,
     runtime_checkable,
 )
 
@@ -34,21 +29,6 @@ NO_ACTION = -1
 
 
 # ---------------------------------------------------------------- what a decision problem looks like
-
-
-def check_choices(config: Any) -> None:
-    """Refuse a value that its field's Literal does not name. Called by configs on creation."""
-    hints = _hints(type(config))
-    for item in fields(config):
-        if get_origin(hints[item.name]) is Literal and getattr(config, item.name) not in get_args(hints[item.name]):
-            choices = ", ".join(map(repr, get_args(hints[item.name])))
-            raise ValueError(f"{item.name}={getattr(config, item.name)!r} must be one of {choices}")
-
-
-@lru_cache(maxsize=256)
-def _hints(kind: type[Any]) -> dict[str, Any]:
-    """Types of a config's fields; working them out takes longer than all checks."""
-    return get_type_hints(kind)
 
 
 @dataclass(frozen=True, slots=True)

@@ -314,7 +314,7 @@ def test_setting_names_what_differs() -> None:
         ({"size": 1}, "size=1"),
         ({"horizon": 0}, "horizon=0"),
         ({"num_worlds": 0}, "num_worlds=0"),
-        ({"shift_steps": (0,)}, r"shift_steps=\(0,\)"),
+        ({"shift_steps": (0,)}, "shift_steps=0 must be at least 1"),
         ({"shift_steps": (60,)}, r"shift_steps=\(60,\)"),
         ({"shift_steps": (5, 5)}, r"shift_steps=\(5, 5\)"),
     ],

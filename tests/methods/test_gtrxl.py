@@ -239,7 +239,7 @@ def test_recipe_of_the_paper_has_the_shared_backbone() -> None:
     ("settings", "message"),
     [
         ({"memory": 0}, "memory=0 must be at least 1"),
-        ({"gate_bias": math.inf}, "gate_bias=inf must be finite"),
+        ({"gate_bias": math.inf}, "gate_bias=inf must lie in"),
         ({"d_model": 10, "num_heads": 3}, "num_heads=3 must divide d_model=10"),
         ({"d_ff": 0}, "d_ff=0 must be at least 1"),
         ({"dropout": 1.0}, r"dropout=1.0 must lie in \[0, 1\)"),

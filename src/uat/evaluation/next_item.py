@@ -24,6 +24,7 @@ from uat.config import Precision, TrainConfig
 from uat.domains.movielens.ranking import Ranking
 from uat.methods import METHODS, Policy
 from uat.noise import derive, uniform
+from uat.settings import Count, Epochs, Scale, Seed, Steps, check_fields
 from uat.training.capture import captured_or_none
 from uat.training.optimizing import build_optimizer, optimize
 from uat.training.surroundings import precision, seeded
@@ -175,24 +176,22 @@ def ask(policy: Policy, questions: Questions) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextItemConfig:
-    length: int = 200
+    length: Steps = 200
     """Newest items of a user that are looked at."""
-    batch_size: int = 128
+    batch_size: Count = 128
     """Users per optimizer step."""
-    lr: float = 1e-3
+    lr: Scale = 1e-3
     """Adam's learning rate."""
-    epochs: int = 100
+    epochs: Epochs = 100
     """Most passes over all users."""
-    patience: int = 10
+    patience: Epochs = 10
     """Passes without a better NDCG@10 in validation after which training stops."""
     precision: Precision = "tf32"
     """Arithmetic, as in training."""
-    seed: int = 0
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
-        for name in ("length", "batch_size", "epochs", "patience"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

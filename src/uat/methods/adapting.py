@@ -82,10 +82,3 @@ def cross_entropy(target_BA: Tensor, logits_BA: Tensor) -> Tensor:
 def entropy(logits_BA: Tensor) -> Tensor:
     """Of the policy's distribution over actions, or of its weight vector: the same softmax."""
     return cross_entropy(logits_BA.softmax(-1), logits_BA)
-
-
-def check_settings(config: Any, **ranges: tuple[float, float]) -> None:
-    """Refuse a setting outside its range [low, high)."""
-    for name, (low, high) in ranges.items():
-        if not low <= getattr(config, name) < high:
-            raise ValueError(f"{name}={getattr(config, name)} must lie in [{low}, {high})")

@@ -40,21 +40,16 @@ from uat.nn.bidirectional import BidirectionalTransformer
 from uat.nn.blocks import BackboneConfig
 from uat.nn.heads import ItemHead, item_refusal
 from uat.noise import uniform
+from uat.settings import Share
 from uat.types import NO_ACTION, Batch, Losses, Spec, Step, masked_sum
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BERT4RecConfig(BackboneConfig):
-    mask_share: float = 0.2
+    mask_share: Share = 0.2
     """Share of the items that the Cloze test hides."""
-    last_share: float = 0.1
+    last_share: Share = 0.1
     """Share of the training episodes in which the last place alone is a mask, as it is when deciding."""
-
-    def __post_init__(self) -> None:
-        BackboneConfig.__post_init__(self)
-        for name in ("mask_share", "last_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)} must lie in [0, 1]")
 
 
 @dataclass(slots=True)

@@ -36,8 +36,8 @@ M members, N plans or rows.
 from __future__ import annotations
 
 import itertools
-import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +46,7 @@ from torch import Tensor, nn
 from uat.acting import Behaviour
 from uat.methods.policy import Phase, Policy
 from uat.nn.ensemble import Ensemble, Units, gaussian_nll, laplace_nll
+from uat.settings import MOST_WIDTH, Amount, Between, Layers, Share, Steps, Width, check_fields
 from uat.types import Assets, Batch, Discrete, Items, Losses, Spec, Step, Vector, blank, masked_sum
 
 MOST_PLANS = 20_000
@@ -54,37 +55,29 @@ MOST_PLANS = 20_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CaDMConfig:
-    d_context: int = 10
+    d_context: Width = 10
     """Width of the context."""
-    context_steps: int = 10
+    context_steps: Steps = 10
     """Transitions that the context is made of, K."""
-    d_encoder: int = 256
+    d_encoder: Annotated[int, Between(4, MOST_WIDTH)] = 256
     """Width of the context encoder's first hidden layer; the next two have a half and a quarter of it."""
-    members: int = 5
+    members: Layers = 5
     """Networks in each ensemble."""
-    d_hidden: int = 200
+    d_hidden: Width = 200
     """Hidden width of each dynamics network."""
-    num_hidden: int = 4
+    num_hidden: Layers = 4
     """Hidden layers of each dynamics network."""
-    future_steps: int = 10
+    future_steps: Steps = 10
     """Steps ahead that one context must serve, J; the paper's M."""
-    backward_weight: float = 0.5
+    backward_weight: Amount = 0.5
     """Weight β of the backward prediction's loss."""
-    plan_steps: int = 3
+    plan_steps: Steps = 3
     """Actions of a plan, h; all plans of this length are compared."""
-    random_share: float = 0.3
+    random_share: Share = 0.3
     """Share of the log's actions that are uniformly random; the others are the expert's."""
 
     def __post_init__(self) -> None:
-        Behaviour(self.random_share)
-        positive = ("d_context", "context_steps", "members", "d_hidden", "num_hidden", "future_steps", "plan_steps")
-        for name in positive:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        if self.d_encoder < 4:
-            raise ValueError(f"d_encoder={self.d_encoder} must be at least 4")
-        if not 0 <= self.backward_weight < math.inf:
-            raise ValueError(f"backward_weight={self.backward_weight} must not be negative, and finite")
+        check_fields(self)
 
 
 @dataclass(slots=True)

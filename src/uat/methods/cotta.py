@@ -23,48 +23,36 @@ Differences from the paper
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from uat.methods.adapting import AdaptedState, Adapting, check_settings, cross_entropy
+from uat.methods.adapting import AdaptedState, Adapting, cross_entropy
 from uat.nn.blocks import TransformerConfig
 from uat.nn.cache import KVCache
 from uat.nn.shifted import Layout, ShiftedStep, layer_names
 from uat.noise import integers, uniform
+from uat.settings import Amount, Decay, Seed, Width
 from uat.types import Spec, Step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CottaConfig(TransformerConfig):
-    adaptation_rate: float = 0.01
+    adaptation_rate: Amount = 0.01
     """Rate of the student's gradient step after each decision; 0 is Vanilla."""
-    teacher_decay: float = 0.999
+    teacher_decay: Decay = 0.999
     """Share of itself that the teacher keeps when it moves towards the student."""
-    restore_share: float = 0.01
+    restore_share: Decay = 0.01
     """Share of the student's weights that return to the source at each step."""
-    certainty: float = 0.92
+    certainty: Amount = 0.92
     """Largest probability from which on the teacher's plain prediction, not the averaged one, is the target."""
-    augmentations: int = 2
+    augmentations: Width = 2
     """Jittered copies of the token over which the teacher's prediction is averaged."""
-    jitter: float = 0.1
+    jitter: Amount = 0.1
     """Deviation of the noise on a copy, in units of the embedded token's root mean square."""
-    adaptation_seed: int = 0
+    adaptation_seed: Seed = 0
     """Decides which weights are restored, and the jitter."""
-
-    def __post_init__(self) -> None:
-        TransformerConfig.__post_init__(self)
-        check_settings(
-            self,
-            adaptation_rate=(0, math.inf),
-            teacher_decay=(0, 1),
-            restore_share=(0, 1),
-            certainty=(0, math.inf),
-            augmentations=(1, math.inf),
-            jitter=(0, math.inf),
-        )
 
 
 @dataclass(slots=True)

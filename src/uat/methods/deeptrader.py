@@ -46,6 +46,7 @@ from uat.acting import Behaviour
 from uat.methods.policy import Phase, Policy
 from uat.methods.portfolio import FAR, masked, refusal, relatives, tradable
 from uat.nn.recurrent import LSTM, AdditiveAttention, Memory
+from uat.settings import Decay, Layers, Width, check_fields
 from uat.types import Assets, Batch, Losses, Spec, Step, masked_sum
 
 LITTLE = 40.0
@@ -57,28 +58,23 @@ STILL = 1e-6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeepTraderConfig:
-    d_asset: int = 64
+    d_asset: Width = 64
     """Width of the asset unit."""
-    d_spatial: int = 8
+    d_spatial: Width = 8
     """Width of queries and keys in the attention across assets."""
-    num_blocks: int = 4
+    num_blocks: Layers = 4
     """Blocks of the asset unit; the l-th looks back 2^l days more than the one before."""
-    d_market: int = 32
+    d_market: Width = 32
     """Width of the market unit."""
-    winners: int = 4
+    winners: Width = 4
     """Assets that are held, G."""
-    graph_decay: float = 0.97
+    graph_decay: Decay = 0.97
     """How much of yesterday's correlation counts today."""
-    dropout: float = 0.5
+    dropout: Decay = 0.5
     """Share of activations of the asset unit that are dropped in training."""
 
     def __post_init__(self) -> None:
-        for name in ("d_asset", "d_spatial", "num_blocks", "d_market", "winners"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("graph_decay", "dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must lie in [0, 1)")
+        check_fields(self)
 
 
 class Block(nn.Module):

@@ -22,7 +22,6 @@ Shapes: B batch, T time, D width.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +32,7 @@ from uat.nn.blocks import Trace, Transformer, TransformerConfig
 from uat.nn.cache import KVCache
 from uat.nn.encoders import build_action_encoder
 from uat.nn.heads import build_head
+from uat.settings import Scale
 from uat.types import Batch, Spec, Step
 
 
@@ -40,13 +40,8 @@ from uat.types import Batch, Spec, Step
 class DTConfig(TransformerConfig):
     include_actions: bool = False
     """Whether each action is a token of the sequence too, after the observation that it answers."""
-    return_scale: float | None = None
+    return_scale: Scale | None = None
     """The return so far enters its token times this; unset: one over the horizon. Chen et al. scale returns too."""
-
-    def __post_init__(self) -> None:
-        TransformerConfig.__post_init__(self)
-        if self.return_scale is not None and not (self.return_scale > 0 and math.isfinite(self.return_scale)):
-            raise ValueError(f"return_scale={self.return_scale} must be positive and finite")
 
 
 @dataclass(slots=True)

@@ -17,7 +17,6 @@ all other weights start as torch's own layers do.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -28,22 +27,16 @@ from uat.nn import kernels
 from uat.nn.blocks import BackboneConfig, Trace
 from uat.nn.gated import GatedTransformer, Memory, StreamState
 from uat.nn.heads import build_head
+from uat.settings import Number, Steps
 from uat.types import Batch, Spec, Step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GTrXLConfig(BackboneConfig):
-    memory: int | None = None
+    memory: Steps | None = None
     """Steps that each layer reaches back; unset: the horizon, so that a whole episode is seen."""
-    gate_bias: float = 2.0
+    gate_bias: Number = 2.0
     """Where the bias b_g of every gate starts: the larger, the nearer each layer begins to the identity."""
-
-    def __post_init__(self) -> None:
-        BackboneConfig.__post_init__(self)
-        if self.memory is not None and self.memory < 1:
-            raise ValueError(f"memory={self.memory} must be at least 1")
-        if not math.isfinite(self.gate_bias):
-            raise ValueError(f"gate_bias={self.gate_bias} must be finite")
 
 
 class GTrXL(Policy):

@@ -25,8 +25,8 @@ Differences from the paper
 from __future__ import annotations
 
 import copy
-import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -35,36 +35,24 @@ from uat.acting import Behaviour
 from uat.methods.policy import Phase
 from uat.methods.vanilla import Vanilla, VanillaConfig
 from uat.nn.blocks import Transformer
+from uat.settings import Amount, Between, Inner, Share
 from uat.types import Batch, Discrete, Losses, Spec, blank, masked_sum
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IQLConfig(VanillaConfig):
-    expectile: float = 0.7
+    expectile: Inner = 0.7
     """Which expectile τ of the action values V is: 0.5 is their mean under the log, near 1 their best."""
-    temperature: float = 3.0
+    temperature: Amount = 3.0
     """The β of the weights exp(β advantage): 0 clones the log, the larger the greedier."""
-    largest_weight: float = 100.0
+    largest_weight: Amount = 100.0
     """Where those weights are clipped."""
-    discount: float = 0.99
+    discount: Share = 0.99
     """What a reward one step later is worth, γ."""
-    target_rate: float = 0.005
+    target_rate: Annotated[float, Between(0, 1, without_low=True)] = 0.005
     """How far the target network goes toward the learnt one after each step."""
-    random_share: float = 0.3
+    random_share: Share = 0.3
     """Share of the log's actions that are uniformly random; the others are the expert's."""
-
-    def __post_init__(self) -> None:
-        VanillaConfig.__post_init__(self)
-        Behaviour(self.random_share)
-        if not 0 < self.expectile < 1:
-            raise ValueError(f"expectile={self.expectile} must lie in (0, 1)")
-        for name in ("temperature", "largest_weight"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name}={getattr(self, name)} must not be negative, and finite")
-        if not 0 <= self.discount <= 1:
-            raise ValueError(f"discount={self.discount} must lie in [0, 1]")
-        if not 0 < self.target_rate <= 1:
-            raise ValueError(f"target_rate={self.target_rate} must lie in (0, 1]")
 
 
 def expectile_loss(u: Tensor, expectile: float) -> Tensor:

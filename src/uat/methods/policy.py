@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,8 @@ from uat.nn.blocks import Trace, Transformer
 from uat.nn.cache import KVCache
 from uat.nn.heads import Head, HeadAnswers
 from uat.nn.utility import UtilityGates
-from uat.types import Answers, Batch, Losses, Noise, Spec, Step, Trajectory, check_choices, masked_sum
+from uat.settings import Scale, check_fields
+from uat.types import Answers, Batch, Losses, Noise, Spec, Step, Trajectory, masked_sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Phase:
     loss: Callable[[Batch], Losses]
     behaviour: Behaviour | None = None
     """Who plays the episodes: the policy itself as it is by now, or whoever fills a log."""
-    share: float = 1.0
+    share: Scale = 1.0
     """How many epochs, as a share of `train.epochs`."""
     after_step: Callable[[], None] | None = None
     """What follows each optimizer step, on the device, as part of it: such as an average of weights."""
@@ -37,9 +37,7 @@ class Phase:
     validation episodes of the same source, or nothing: the last weights are kept."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        if not 0 < self.share < math.inf:
-            raise ValueError(f"phase {self.name!r}: share={self.share} must be positive and finite")
+        check_fields(self, f"phase {self.name!r}: ")
 
     def epochs(self, most: int) -> int:
         """Epochs of this phase, if a whole one has so many."""

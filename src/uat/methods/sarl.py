@@ -25,6 +25,7 @@ Axes: B batch, T time, N assets, F indicators, C indicators and movement, W days
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +35,7 @@ from uat.acting import Behaviour
 from uat.methods.policy import Phase, Policy
 from uat.methods.portfolio import RELATIVE, masked, refusal, relatives, tradable
 from uat.nn.recurrent import LSTM, Memory
+from uat.settings import MOST_STEPS, Between, Inner, Width, check_fields
 from uat.types import Assets, Batch, Losses, Spec, Step, masked_sum
 
 KERNEL = 3
@@ -42,23 +44,19 @@ KERNEL = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SARLConfig:
-    d_movement: int = 32
+    d_movement: Width = 32
     """Width of the LSTM that predicts movements."""
-    movement_share: float = 0.04
+    movement_share: Inner = 0.04
     """Epochs in which movements are learnt, as a share of `train.epochs`."""
-    window: int = 20
+    window: Annotated[int, Between(KERNEL, MOST_STEPS)] = 20
     """Days of the policy's state."""
-    channels: int = 8
+    channels: Width = 8
     """Channels of the convolution over days."""
-    d_evaluator: int = 20
+    d_evaluator: Width = 20
     """Width of each asset's evaluator."""
 
     def __post_init__(self) -> None:
-        for name, least in {"d_movement": 1, "window": KERNEL, "channels": 1, "d_evaluator": 1}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
-        if not 0 < self.movement_share < 1:
-            raise ValueError(f"movement_share={self.movement_share} must lie between 0 and 1")
+        check_fields(self)
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ enters attention is normalised.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -30,19 +31,15 @@ from uat.nn.blocks import Trace, Transformer, TransformerConfig
 from uat.nn.cache import KVCache
 from uat.nn.heads import ItemHead, item_refusal
 from uat.noise import integers
+from uat.settings import MOST_COUNT, Between
 from uat.types import Batch, Losses, Spec, Step, masked_sum
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SASRecConfig(TransformerConfig):
-    negatives: int = 0
+    negatives: Annotated[int, Between(0, MOST_COUNT)] = 0
     """Items drawn against each target, with binary cross-entropy (the paper's loss has one); 0: all items, with
     cross-entropy, which learns better."""
-
-    def __post_init__(self) -> None:
-        TransformerConfig.__post_init__(self)
-        if self.negatives < 0:
-            raise ValueError(f"negatives={self.negatives} must not be negative")
 
 
 class SASRec(Policy):

@@ -15,16 +15,16 @@ Differences from the paper
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import reduce
 
 import torch
 from torch import Tensor
 
-from uat.methods.adapting import AdaptedState, Adapting, check_settings, entropy
+from uat.methods.adapting import AdaptedState, Adapting, entropy
 from uat.nn.blocks import TransformerConfig
 from uat.nn.shifted import Layout, ShiftedStep, norm_names
+from uat.settings import Amount
 from uat.types import Spec, Step
 
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
@@ -33,12 +33,8 @@ BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TentConfig(TransformerConfig):
-    adaptation_rate: float = 1e-3
+    adaptation_rate: Amount = 1e-3
     """Adam's rate of the step that follows each decision; 0 is Vanilla."""
-
-    def __post_init__(self) -> None:
-        TransformerConfig.__post_init__(self)
-        check_settings(self, adaptation_rate=(0, math.inf))
 
 
 @dataclass(slots=True)

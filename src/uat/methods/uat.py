@@ -27,18 +27,19 @@ from uat.nn.blocks import Trace, Transformer, TransformerConfig
 from uat.nn.cache import KVCache
 from uat.nn.heads import build_head
 from uat.nn.utility import Channels, UtilityEncoder, UtilityGates
+from uat.settings import Decay, Width
 from uat.types import Batch, Noise, Spec, Step, Trajectory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UATConfig(TransformerConfig):
-    d_utility: int = 16
+    d_utility: Width = 16
     """Width of the utility state u."""
-    d_action: int = 8
+    d_action: Width = 8
     """Width of the action embedding that enters the utility encoder."""
-    d_hidden: int = 32
+    d_hidden: Width = 32
     """Hidden width of the utility encoder."""
-    decay: float = 0.7
+    decay: Decay = 0.7
     """Memory λ of the regime state: 0 keeps the latest feedback alone, near 1 a long average."""
     sees_action: bool = True
     """Whether the previous action enters the utility encoder."""
@@ -55,11 +56,6 @@ class UATConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         TransformerConfig.__post_init__(self)
-        for name in ("d_utility", "d_action", "d_hidden"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        if not 0 <= self.decay < 1:
-            raise ValueError(f"decay={self.decay} must lie in [0, 1)")
         if not (self.modulates_queries or self.modulates_keys_values):
             raise ValueError("modulates_queries=False and modulates_keys_values=False: feedback would change nothing")
 

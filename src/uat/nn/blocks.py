@@ -17,46 +17,37 @@ from uat.nn.attention import Attention
 from uat.nn.cache import KVCache, Window
 from uat.nn.encoders import build_observation_encoder
 from uat.nn.utility import Channels, Gates, UtilityGates
-from uat.types import Spec, check_choices
+from uat.settings import Decay, Layers, Steps, Width, check_fields
+from uat.types import Spec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BackboneConfig:
     """What every Transformer has, whatever its positions are."""
 
-    d_model: int = 64
+    d_model: Width = 64
     """Width of the residual stream."""
-    num_heads: int = 4
+    num_heads: Width = 4
     """Attention heads; must divide d_model."""
-    num_layers: int = 3
+    num_layers: Layers = 3
     """Transformer blocks."""
-    d_ff: int = 128
+    d_ff: Width = 128
     """Hidden width of each feed-forward network."""
-    dropout: float = 0.05
+    dropout: Decay = 0.05
     """Share of attention weights and residual updates dropped in training."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        for name in ("d_model", "num_heads", "num_layers", "d_ff"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        check_fields(self)
         if self.d_model % self.num_heads:
             raise ValueError(f"num_heads={self.num_heads} must divide d_model={self.d_model}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout={self.dropout} must lie in [0, 1)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransformerConfig(BackboneConfig):
-    max_positions: int | None = None
+    max_positions: Steps | None = None
     """Rows of the learned position table; unset: the horizon + 1."""
     past_table: Literal["refuse", "clamp"] = "refuse"
     """What a longer episode meets: an error, or the table's last row again and again."""
-
-    def __post_init__(self) -> None:
-        BackboneConfig.__post_init__(self)
-        if self.max_positions is not None and self.max_positions < 1:
-            raise ValueError(f"max_positions={self.max_positions} must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)

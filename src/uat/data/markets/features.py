@@ -10,6 +10,7 @@ Axes: T decision days, N assets, F indicators.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from uat.data.markets.bars import Flags, Floats
 from uat.data.markets.indicators import WARM_UP, indicators
 from uat.data.markets.panel import Panel
+from uat.settings import Delay, Inner, Steps, check_fields, shown
 
 CLIP = 5.0
 
@@ -26,29 +28,21 @@ CLIP = 5.0
 class Protocol:
     """How a market's days are split and dealt with."""
 
-    window: int = 60
+    window: Steps = 60
     """Days of one episode."""
-    train_share: float = 0.8
+    train_share: Inner = 0.8
     """The training segment's share of the decision days; the rest is test."""
-    validation_share: float = 0.15
+    validation_share: Inner = 0.15
     """Which share of the training segment, at its end, is for validation."""
-    execution_lag: int = 0
+    execution_lag: Delay = 0
     """Days between a decision and the close at which it is traded."""
     test_from: str = ""
     """The first day that is test, YYYY-MM-DD; empty: the training segment's share decides."""
 
     def __post_init__(self) -> None:
-        try:
-            np.datetime64(self.test_from or "2000-01-01", "D")
-        except ValueError:
-            raise ValueError(f"test_from={self.test_from!r} must be a day, YYYY-MM-DD") from None
-        for name in ("train_share", "validation_share"):
-            if not 0 < getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must lie between 0 and 1")
-        if self.window < 1 or self.execution_lag < 0:
-            raise ValueError(
-                f"window={self.window} must be at least 1 and execution_lag={self.execution_lag} not negative"
-            )
+        check_fields(self)
+        if self.test_from and not _is_day(self.test_from):
+            raise ValueError(f"test_from={shown(self.test_from)} must be a day, YYYY-MM-DD")
 
     def split(self, date_T: NDArray[np.datetime64]) -> dict[str, slice]:
         """Which decision days belong to whom."""
@@ -79,6 +73,14 @@ def calendar(date_T: NDArray[np.datetime64], protocol: Protocol) -> dict[str, in
     """From the days of a panel to windows: how many there are of each split."""
     decision_T = date_T[WARM_UP : len(date_T) - 1 - protocol.execution_lag]
     return {name: len(protocol.windows(part)) for name, part in protocol.split(decision_T).items()}
+
+
+def _is_day(text: str) -> bool:
+    """Whether it names a day, or a year or month for its first one; NumPy would take "today" as well."""
+    try:
+        return bool(re.fullmatch(r"\d{4}(-\d\d(-\d\d)?)?", text, re.ASCII)) and not np.isnat(np.datetime64(text, "D"))
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from uat.data.movielens.genres import GROUPS
+from uat.settings import Count, check_fields
 
 Array = np.ndarray[Any, Any]
 
@@ -26,15 +27,13 @@ LOWEST, HIGHEST = 0.5, 5.0
 class Filters:
     """Items first, then users by what is left: the order matters."""
 
-    min_ratings: int = 50
+    min_ratings: Count = 50
     """Ratings that an item needs."""
-    min_interactions: int = 100
+    min_interactions: Count = 100
     """Interactions with the remaining items that a user needs."""
 
     def __post_init__(self) -> None:
-        for name in ("min_ratings", "min_interactions"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from uat.data.movielens.log import Filters, Log, Ratings
 from uat.noise import gumbel, uniform
+from uat.settings import MOST_COUNT, Between, Seed, check_fields
 
 ITEM_SHARES = (0.14, 0.24, 0.37, 0.25)
 """Of each group among the items."""
@@ -38,17 +40,15 @@ ITEM_PART, USER_PART = 0.5, 0.35
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyntheticConfig:
-    num_users: int = 2000
+    num_users: Annotated[int, Between(10, MOST_COUNT)] = 2000
     """Users before the filters."""
-    num_items: int = 1000
+    num_items: Annotated[int, Between(300, MOST_COUNT)] = 1000
     """Items before the filters."""
-    seed: int = 0
+    seed: Seed = 0
     """Decides everything."""
 
     def __post_init__(self) -> None:
-        for name, least in {"num_users": 10, "num_items": 300}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
+        check_fields(self)
 
 
 def synthetic(config: SyntheticConfig | None = None, filters: Filters | None = None) -> Log:

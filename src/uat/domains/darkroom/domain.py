@@ -13,12 +13,9 @@ from torch import Tensor
 
 from uat.domains.chance import UniformAgent
 from uat.domains.darkroom.filter import DarkRoomFilter
-from uat.domains.darkroom.world import DarkRoomConfig, DarkRoomSimulator, Grid
+from uat.domains.darkroom.world import MANY_WORLDS, DarkRoomConfig, DarkRoomSimulator, Grid
 from uat.domains.domain import Split
 from uat.types import Agent, Metric, Trajectory, episode_mean
-
-MANY_WORLDS = 2**40
-"""More worlds than anyone will play episodes."""
 
 
 class DarkRoom:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import torch
 from torch import Tensor
@@ -20,7 +20,8 @@ from torch import Tensor
 from uat.compiling import compiles
 from uat.domains.darkroom.schedule import Schedule, goals
 from uat.noise import integers, uniform
-from uat.types import Discrete, Inside, Noise, Spec, TensorFields, Vector, check_choices
+from uat.settings import Between, Steps, check_fields
+from uat.types import Discrete, Inside, Noise, Spec, TensorFields, Vector
 
 TieBreak = Literal["larger-axis", "row-first", "random"]
 
@@ -29,6 +30,9 @@ MOVES = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))
 CUE_REACH = 2
 CUE_CHANCE = 0.5
 COIN_CHANCE = 0.5
+MOST_SIDE = 1000
+MANY_WORLDS = 2**40
+"""More worlds than anyone will play episodes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,20 +41,17 @@ class DarkRoomConfig:
     """How the goal moves from episode to episode: gradual, abrupt or cyclic."""
     tie_break: TieBreak = "larger-axis"
     """Which shortest path the expert takes: larger-axis, row-first or random."""
-    size: int = 10
+    size: Annotated[int, Between(2, MOST_SIDE)] = 10
     """Cells along each side of the room."""
-    horizon: int = 60
+    horizon: Steps = 60
     """Steps of one episode; none ends early."""
-    num_worlds: int = 256
+    num_worlds: Annotated[int, Between(1, MANY_WORLDS)] = 256
     """Goal sequences that run side by side; episode id = index in its sequence * num_worlds + world."""
-    shift_steps: tuple[int, ...] = ()
+    shift_steps: tuple[Steps, ...] = ()
     """Steps inside an episode at which the goal moves on along its schedule."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        for name, least in {"size": 2, "horizon": 1, "num_worlds": 1}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
+        check_fields(self)
         bounds = (0, *self.shift_steps, self.horizon)
         if any(a >= b for a, b in pairwise(bounds)):
             raise ValueError(f"shift_steps={self.shift_steps} must increase within [1, horizon={self.horizon})")

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -31,7 +32,8 @@ from uat.data.markets.indicators import NAMES
 from uat.domains.domain import Split
 from uat.domains.markets.tables import Suspensions, Tables, Windows, build, grown, load, windows
 from uat.noise import uniform
-from uat.types import Assets, Noise, Spec, Weights, check_choices
+from uat.settings import MOST_STEPS, Between, Decay, Delay, Inner, Scale, Steps, Width, check_fields
+from uat.types import Assets, Noise, Spec, Weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,35 +42,29 @@ class MarketsConfig:
     """A file or folder of daily bars, one file per market, or a prepared .npz; empty: the embedded generator."""
     suspensions: Suspensions = "common"
     """Days on which some asset has no bar: drop them (common), or mask the asset (mask)."""
-    days: int = 0
+    days: Annotated[int, Between(0, MOST_STEPS)] = 0
     """How many days of each market count: the latest of a file, the first of the generator; 0: all."""
-    max_assets: int = 45
+    max_assets: Width = 45
     """Assets to which every market is padded."""
-    horizon: int = 60
+    horizon: Steps = 60
     """Days of one window."""
-    temperature: float = 0.02
+    temperature: Scale = 0.02
     """How soft the hindsight labels are: softmax((relative - 1) / temperature)."""
-    reward_scale: float = 50.0
+    reward_scale: Scale = 50.0
     """Daily returns reach a policy multiplied by this."""
-    cost: float = 0.0
+    cost: Decay = 0.0
     """What trading costs, per unit of money traded in assets."""
-    execution_lag: int = 0
+    execution_lag: Delay = 0
     """Days between a decision and the close at which it is traded; what it earns is told as much later."""
-    train_share: float = 0.8
+    train_share: Inner = 0.8
     """The training segment's share of the decision days; the rest is test."""
-    validation_share: float = 0.15
+    validation_share: Inner = 0.15
     """Which share of the training segment, at its end, is for validation."""
     test_from: str = ""
     """The first day that is test, YYYY-MM-DD; empty: the training segment's share decides."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        for name, least in {"days": 0, "max_assets": 1, "cost": 0}.items():
-            if not getattr(self, name) >= least:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
-        for name in ("temperature", "reward_scale"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be positive")
+        check_fields(self)
         _ = self.protocol  # it checks its own
 
     @property

@@ -22,6 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ from uat.data.movielens.windows import SHARES, Split, Windows, split_users, wind
 from uat.domains.movielens.ranking import Ranking, drawn, ranks
 from uat.domains.movielens.regime import Catalogue, RegimeLaw, rewards
 from uat.noise import integers
+from uat.settings import MOST_COUNT, Between, Count, Delay, Steps, check_fields
 from uat.types import Answers, Discrete, Items, Noise, Spec, Trajectory
 
 AT_ONCE = 1 << 22
@@ -41,32 +43,27 @@ AT_ONCE = 1 << 22
 class MovieLensConfig:
     path: str = ""
     """Folder with MovieLens files, or a file that `uat data prepare` made of one; empty: the synthetic catalogue."""
-    users: int = 2000
+    users: Annotated[int, Between(10, MOST_COUNT)] = 2000
     """Users of the synthetic catalogue, before the filters."""
-    items: int = 1000
+    items: Annotated[int, Between(300, MOST_COUNT)] = 1000
     """Items of the synthetic catalogue, before the filters."""
-    horizon: int = 50
+    horizon: Steps = 50
     """Steps of one episode."""
-    delay: int = 1
+    delay: Delay = 1
     """Steps that a reward comes late; 0 shows the reward of the latest interaction."""
-    most_per_user: int = 12
+    most_per_user: Count = 12
     """Windows of one training user; validation and test take the newest one."""
-    limit: int = 20_000
+    limit: Annotated[int, Between(10, MOST_COUNT)] = 20_000
     """Most windows of all splits together."""
-    negatives: int = 99
+    negatives: Count = 99
     """Items that a target is ranked against."""
-    draws: int = 20
+    draws: Count = 20
     """Regime schedules under which each test window is asked."""
-    validation_draws: int = 4
+    validation_draws: Count = 4
     """Regime schedules under which each validation window is asked."""
 
     def __post_init__(self) -> None:
-        if self.delay < 0:
-            raise ValueError(f"delay={self.delay} must not be negative")
-        least = {"horizon": 1, "most_per_user": 1, "limit": 10, "negatives": 1, "draws": 1, "validation_draws": 1}
-        for name, low in least.items():
-            if getattr(self, name) < low:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least {low}")
+        check_fields(self)
         _ = self.catalogue  # it checks its own
 
     @property

@@ -12,11 +12,13 @@ Axes: B episodes, T time, G groups, I items, K candidates.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from uat.noise import integers, uniform
+from uat.settings import MOST_WIDTH, Between, Steps, check_fields
 from uat.types import TensorFields
 
 MISS = -0.2
@@ -28,16 +30,15 @@ STARS = 5
 class RegimeLaw:
     """How the hidden group moves: segments of uniform length, each of another group than the one before."""
 
-    num_groups: int = 4
+    num_groups: Annotated[int, Between(2, MOST_WIDTH)] = 4
     """Groups of genres."""
-    shortest: int = 12
+    shortest: Steps = 12
     """Steps of the shortest segment."""
-    longest: int = 20
+    longest: Steps = 20
     """Steps of the longest segment."""
 
     def __post_init__(self) -> None:
-        if self.num_groups < 2:
-            raise ValueError(f"num_groups={self.num_groups} must be at least 2")
+        check_fields(self)
         if not 1 <= self.shortest <= self.longest:
             raise ValueError(f"shortest={self.shortest} must be at least 1 and at most longest={self.longest}")
 

@@ -10,6 +10,7 @@ Axes: B worlds, T time, F clinical columns, O observed components, 3 physiologic
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from uat.domains.sepsis.cohort import NUM_COMPONENTS, Cohort
 from uat.domains.sepsis.schedule import SegmentLaw
 from uat.domains.sepsis.treatment import ACTIONS, EXPERT, LACTATE, SOFA, Physiology, to_state, to_z
 from uat.noise import integers, uniform
+from uat.settings import Amount, Between, Scale, Steps, check_fields
 from uat.types import Discrete, Noise, Spec, Vector
 
 SOFA_WEIGHT, LACTATE_WEIGHT = 0.1, 0.05
@@ -31,31 +33,29 @@ RECOVERY_CHANCE, RECOVERY_LEVEL = 0.02, 0.3
 class SepsisConfig:
     cohort: str | None = None
     """Path of your own gym-sepsis sepsis_starting_states.npz; unset: the embedded synthetic cohort."""
-    horizon: int = 90
+    horizon: Steps = 90
     """Steps of one episode, unless the patient recovers or dies."""
-    min_segments: int = 4
+    min_segments: Steps = 4
     """Fewest regime segments of an episode."""
-    max_segments: int = 6
+    max_segments: Steps = 6
     """Most regime segments of an episode."""
-    min_length: int = 3
+    min_length: Steps = 3
     """Fewest steps of a segment."""
-    evenness: float = 1.0
+    evenness: Scale = 1.0
     """How alike the lengths of an episode's segments are: 1 makes all splits of the horizon equally likely."""
-    response: float = 0.06
+    response: Scale = 0.06
     """How far the state moves per unit of treatment effect."""
-    state_noise: float = 0.012
+    state_noise: Scale = 0.012
     """Deviation of the noise on each coordinate of the state, per step."""
-    obs_noise: float = 0.1
+    obs_noise: Amount = 0.1
     """Deviation of the noise on each observed component, in z-scores."""
-    resistance: float = 0.8
+    resistance: Annotated[float, Between(0, 1, without_low=True)] = 0.8
     """Factor on a benefit for every repeat of a treatment past the third."""
-    reward_scale: float = 80.0
+    reward_scale: Scale = 80.0
     """Rewards reach every policy multiplied by this."""
 
     def __post_init__(self) -> None:
-        for name in ("min_segments", "min_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        check_fields(self)
         if self.max_segments < self.min_segments:
             raise ValueError(f"max_segments={self.max_segments} must be at least min_segments={self.min_segments}")
         if self.horizon < self.max_segments * self.min_length:
@@ -63,13 +63,6 @@ class SepsisConfig:
                 f"horizon={self.horizon} is too short for max_segments={self.max_segments} segments "
                 f"of min_length={self.min_length}"
             )
-        for name in ("evenness", "response", "state_noise", "reward_scale"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name}={getattr(self, name)} must be positive and finite")
-        if not 0 <= self.obs_noise < float("inf"):
-            raise ValueError(f"obs_noise={self.obs_noise} must not be negative, and finite")
-        if not 0 < self.resistance <= 1:
-            raise ValueError(f"resistance={self.resistance} must lie in (0, 1]")
 
     @property
     def spec(self) -> Spec:

@@ -1,0 +1,147 @@
+"""Settings where they enter: of the type that their field says, and within bounds that a computer can serve.
+
+A field's annotation says all of it: `d_model: Width = 64` is a whole number from 1 to MOST_WIDTH. A dataclass of
+settings calls `check_fields` when it is created; `checked` asks the same of one value, such as a function's argument.
+Bounds are far beyond any use that makes sense: they keep out slips of the keyboard, infinities, and numbers that the
+types in which they are used (float32, int64) cannot hold.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import types
+import typing
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated, Any, Literal
+
+MOST_WIDTH = 65_536
+"""Of a layer."""
+MOST_LAYERS = 1_000
+MOST_STEPS = 1_000_000
+"""Of an episode."""
+MOST_COUNT = 10_000_000
+"""Of episodes, users, assets and other things that are counted."""
+MOST_EPOCHS = 1_000_000_000
+LEAST_SCALE, MOST_SCALE = 1e-30, 1e12
+"""Of rates, factors and deviations: their products with weights and rewards stay within float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """The numbers from `low` to `high`; NaN is not among them."""
+
+    low: float
+    high: float
+    without_low: bool = False
+    without_high: bool = False
+
+    def holds(self, value: float) -> bool:
+        above = self.low < value if self.without_low else self.low <= value
+        return above and (value < self.high if self.without_high else value <= self.high)
+
+    def __str__(self) -> str:
+        """What a value must be, as the end of a sentence."""
+        low, high = shown(self.low), shown(self.high)
+        if self.low == LEAST_SCALE:
+            return f"must be positive, from {low} to {high}"
+        if self.without_low or self.without_high or self.low < 0 or self.high == 1:
+            return f"must lie in {'(' if self.without_low else '['}{low}, {high}{')' if self.without_high else ']'}"
+        return f"must {f'be at least {low}' if self.low else 'not be negative'} and at most {high}"
+
+
+Seed = Annotated[int, Between(-(2**63), 2**63 - 1)]
+Width = Annotated[int, Between(1, MOST_WIDTH)]
+Layers = Annotated[int, Between(1, MOST_LAYERS)]
+Steps = Annotated[int, Between(1, MOST_STEPS)]
+Delay = Annotated[int, Between(0, MOST_STEPS)]
+Count = Annotated[int, Between(1, MOST_COUNT)]
+Epochs = Annotated[int, Between(1, MOST_EPOCHS)]
+Warmup = Annotated[int, Between(0, MOST_EPOCHS)]
+Share = Annotated[float, Between(0, 1)]
+Inner = Annotated[float, Between(0, 1, without_low=True, without_high=True)]
+"""A share that is neither nothing nor all."""
+Decay = Annotated[float, Between(0, 1, without_high=True)]
+Scale = Annotated[float, Between(LEAST_SCALE, MOST_SCALE)]
+"""A positive number."""
+Amount = Annotated[float, Between(0, MOST_SCALE)]
+Number = Annotated[float, Between(-MOST_SCALE, MOST_SCALE)]
+
+
+def check_fields(config: Any, prefix: str = "") -> None:
+    """Refuse a field whose value is not of its annotated type, or not within the bounds of its annotation.
+
+    Called on creation by every dataclass of settings. A list where a tuple is expected becomes one.
+    """
+    for name, hint in field_types(type(config)).items():
+        value = getattr(config, name)
+        found = checked(value, hint, prefix + name)
+        if isinstance(value, list):
+            object.__setattr__(config, name, found)
+
+
+@lru_cache(maxsize=256)
+def field_types(kind: type[Any]) -> dict[str, Any]:
+    """Types of a dataclass's fields, bounds included; working them out takes longer than all checks."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {item.name: hints[item.name] for item in dataclasses.fields(kind)}
+
+
+def checked(value: Any, hint: Any, name: str) -> Any:
+    """The value as the type wants it, or a ValueError that names field and value."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if origin is Annotated:
+        found = checked(value, args[0], name)
+        for bound in args[1:]:
+            if isinstance(bound, Between) and not bound.holds(found):
+                raise ValueError(f"{name}={shown(value)} {bound}")
+        return found
+    if origin is Literal:
+        if not isinstance(value, str | int) or value not in args:
+            raise ValueError(f"{name}={shown(value)} must be one of {', '.join(map(repr, args))}")
+        return value
+    if origin in (typing.Union, types.UnionType):
+        return None if value is None and type(None) in args else checked(value, args[0], name)
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(checked(item, args[0], name) for item in value)
+    if origin is collections.abc.Callable and callable(value):
+        return value
+    if hint is float and type(value) is int:
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError(f"{name}={shown(value)} is beyond every floating-point number") from None
+    if isinstance(origin or hint, type) and isinstance(value, origin or hint):
+        if isinstance(value, bool) != (hint is bool):
+            raise ValueError(f"{name}={value} must be {hint.__name__}")
+        if isinstance(value, str) and "\0" in value:
+            raise ValueError(f"{name}={shown(value)} holds a null character")
+        return value
+    raise ValueError(f"{name}={shown(value)} must be {_described(hint)}")
+
+
+def _described(hint: Any) -> str:
+    """The type in a few words."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return _described(args[0])
+    if origin is tuple:
+        return f"a tuple of {_described(args[0])}"
+    return getattr(hint, "__name__", str(hint))
+
+
+def shown(value: Any, most: int = 60) -> str:
+    """The value as Python writes it, on one line and not longer than so many characters."""
+    if type(value) is int and abs(value) >= 10**most:
+        return "a number of too many digits"
+    if isinstance(value, int | float | str | bool | type(None)):
+        text = f"{value:g}" if isinstance(value, float) and abs(value) >= 1e6 else repr(value)
+    else:
+        try:
+            text = " ".join(repr(value).split())
+        except Exception:  # somebody else's class may raise anything
+            text = f"<{type(value).__name__}>"
+    return text if len(text) <= most else f"{text[: most - 3]}..."
