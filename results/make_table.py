@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from uat.files import write_atomically
 from uat.report.rows import Rows
 from uat.report.score_tables import domain_page
 
@@ -24,8 +25,7 @@ def main() -> None:
     args = parser.parse_args()
     if not (HERE / args.preset / f"{args.domain}.jsonl").exists():
         parser.error(f"there are no rows of {args.domain} under results/{args.preset}: `uat reproduce` makes them")
-    DOCS.mkdir(parents=True, exist_ok=True)
-    (DOCS / f"{args.domain}.md").write_text(domain_page(Rows.of(HERE / args.preset), args.domain), encoding="utf-8")
+    write_atomically(DOCS / f"{args.domain}.md", domain_page(Rows.of(HERE / args.preset), args.domain).encode())
 
 
 if __name__ == "__main__":

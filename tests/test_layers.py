@@ -12,9 +12,10 @@ import pytest
 import uat
 
 ROOT = Path(uat.__file__).parent
-ON_DISK = {"files", "tensor_files"}
+ON_DISK = {"files", "archives", "tensor_files"}
 MAY_IMPORT: dict[str, set[str]] = {
     "files": set(),
+    "archives": {"files"},
     "lock": {"files"},
     "settings": set(),
     "tensor_files": {"files"},
@@ -27,8 +28,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "noise": {"compiling", "noise_kernel"},
     "nn": {"settings", "types", "compiling"},
     "methods": {"settings", "types", "nn", "noise", "acting"},
-    "data": {"settings", "types", "noise", "files"},
-    "domains": {"settings", "types", "noise", "files", "data", "acting", "compiling"},
+    "data": {"settings", "types", "noise", "files", "archives"},
+    "domains": {"settings", "types", "noise", "files", "archives", "data", "acting", "compiling"},
     "acting": {"settings", "types"},
     "checks": {"types"},
     "logs": {"types", "checks"},

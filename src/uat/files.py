@@ -6,14 +6,15 @@ symbolic link, keeps the mode of the file that it replaces, and leaves the old f
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import stat
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 TEMPORARY = ".partial"
 MOST_JSON = 256 * 2**20
@@ -82,18 +83,29 @@ def check_name(name: Any, where: str) -> str:
 # ---------------------------------------------------------------- writing
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """All of it or nothing, also when killed: a temporary name, flushed to disk, then renamed."""
+def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """All of it or nothing, also when killed: a temporary name, flushed to disk, then renamed.
+
+    durable: wait for the disk, so that not even a crash of the machine leaves less.
+    """
+    with replacing(path, durable=durable) as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
+    """A file to be written inside, which then takes the place of `path`; after an error there is nothing new."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{TEMPORARY}")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_FOLLOW, 0o666)
-        with os.fdopen(descriptor, "wb") as file:
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_FOLLOW, 0o666)
+        with os.fdopen(descriptor, "w+b") as file:
             if (mode := _mode(path)) is not None:
                 os.chmod(temporary, mode)  # noqa: PTH101 (of the file that was just made here)
-            file.write(content)
+            yield file
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -119,6 +131,11 @@ def row_lines(rows: Iterable[Mapping[str, Any]]) -> str:
 
 def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """At the end of a .jsonl file; a kill may cut the last line short."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | NO_FOLLOW, 0o666)
-    with os.fdopen(descriptor, "a", encoding="utf-8") as file:
-        file.write(row_lines(rows))
+    with opened_to_append(path) as file:
+        file.write(row_lines(rows).encode())
+
+
+def opened_to_append(path: Path, *, empty: bool = False) -> IO[bytes]:
+    """A file that is written at its end, if it is not a symbolic link; `empty` drops what it holds."""
+    how = os.O_TRUNC if empty else 0
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | NO_FOLLOW | how, 0o666), "ab")

@@ -99,7 +99,10 @@ def test_reading_needs_no_further_library(file: Path) -> None:
     [
         ({"x": np.zeros(3)}, "was not made by"),
         ({"us/date": np.zeros(1), "us/ticker": np.array(["A"])}, "us/bars is not in it"),
-        ({"us/date": np.zeros(2), "us/ticker": np.array(["A"]), "us/bars": np.zeros((1, 1, 5))}, "has shape"),
+        (
+            {"us/date": np.zeros(2, "M8[D]"), "us/ticker": np.array(["A"]), "us/bars": np.zeros((1, 1, 5))},
+            r"us/bars' is \(1, 1, 5\) of float64, expected \(2, 1, 5\) of floats",
+        ),
     ],
 )
 def test_other_files_are_refused(arrays: dict[str, Any], said: str, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from uat.data.movielens import Filters, Log, check, group_of, load, pack
 from uat.data.movielens.fetching import SOURCES
 from uat.data.movielens.log import Ratings
 from uat.data.movielens.sources import FLAGS, read
+from uat.files import FileError
 
 pytest.importorskip("polars")
 
@@ -224,11 +225,12 @@ def test_a_changed_number_in_the_cache_is_noticed(tmp_path: Path) -> None:
     as_csv(tmp_path)
     log = load(tmp_path, FEW)
     log.save(tmp_path / "log.npz")
-    assert Log.restore(tmp_path / "log.npz") is not None
+    assert Log.load(tmp_path / "log.npz").checksum() == log.checksum()
     arrays = dict(np.load(tmp_path / "log.npz"))
     arrays["rating_N"][0] += 1
     np.savez(tmp_path / "log.npz", allow_pickle=False, **arrays)
-    assert Log.restore(tmp_path / "log.npz") is None
+    with pytest.raises(FileError, match=r"log\.npz is damaged: its arrays do not match the checksum"):
+        Log.load(tmp_path / "log.npz")
 
 
 # ---------------------------------------------------------------- one file to carry
@@ -241,7 +243,7 @@ def test_a_packed_file_is_the_log_and_needs_no_polars(tmp_path: Path, monkeypatc
     monkeypatch.setitem(sys.modules, "polars", None)
     assert load(packed).checksum() == log.checksum()
     packed.write_bytes(packed.read_bytes()[:-200])
-    with pytest.raises(ValueError, match=r"few\.npz is missing, damaged, or no file that `uat data prepare"):
+    with pytest.raises(ValueError, match=r"few\.npz cannot be read: .*; `uat data prepare movielens` makes such files"):
         load(packed)
 
 

@@ -143,7 +143,7 @@ def refused(path: str, *said: str) -> None:
 
 
 def test_a_wrong_file_is_refused_with_what_was_expected(rows: np.ndarray, tmp_path: Path) -> None:
-    refused(str(tmp_path / "none.npz"), "there is no such file", KEY)
+    refused(str(tmp_path / "none.npz"), "does not exist", KEY)
     (tmp_path / "text.npz").write_text("ALBUMIN,ANION GAP\n")
     refused(str(tmp_path / "text.npz"), "cannot be read", KEY)
     np.save(tmp_path / "plain.npy", rows)

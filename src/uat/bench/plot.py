@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from uat.bench.timing import Row
+from uat.files import replacing
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's palette, told apart by the colour-blind; one colour for each path."""
@@ -46,5 +47,5 @@ def draw(rows: Sequence[Row], file: Path) -> None:
     axes.grid(alpha=0.3, which="major")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=150)
+    with replacing(file) as image:
+        figure.savefig(image, format=file.suffix.removeprefix(".") or None, dpi=150)

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
+from uat.archives import is_archive, read_arrays
+from uat.files import FileError
+
 
 def checksum(path: Path | str) -> str | None:
     """Names what a .npz file holds, wherever it lies and whatever it is called; None if there is no such file."""
     path = Path(path)
-    if path.suffix != ".npz" or not path.is_file():
+    if not is_archive(path) or not path.is_file():
         return None
     stat = path.stat()
     return _checksum(path.resolve(), stat.st_size, stat.st_mtime_ns)
@@ -22,10 +25,11 @@ def checksum(path: Path | str) -> str | None:
 def _checksum(path: Path, size: int, changed: int) -> str:
     found = hashlib.blake2b(digest_size=16)
     try:
-        with np.load(path, allow_pickle=False) as file:
-            for name, array in sorted(file.items()):
-                found.update(f"{name} {array.dtype} {array.shape}".encode())
-                found.update(np.ascontiguousarray(array).tobytes())
-    except (ValueError, OSError):  # no arrays that may be read: whoever reads it will say so
-        found.update(path.read_bytes())
+        for name, array in sorted(read_arrays(path).items()):
+            found.update(f"{name} {array.dtype} {array.shape}".encode())
+            found.update(np.ascontiguousarray(array).tobytes())
+    except FileError:  # no arrays that may be read: whoever reads it will say so
+        with path.open("rb") as file:
+            while block := file.read(2**20):
+                found.update(block)
     return found.hexdigest()

@@ -20,8 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from uat.archives import read_arrays, required, write_arrays
 from uat.config import Precision, TrainConfig
 from uat.domains.movielens.ranking import Ranking
+from uat.files import FileError
 from uat.methods import METHODS, Policy
 from uat.noise import derive, uniform
 from uat.settings import Count, Epochs, Scale, Seed, Steps, check_fields
@@ -73,12 +75,17 @@ class Sequences:
         return len(self.first_U) - 1
 
     def save(self, path: Path) -> None:
-        np.savez_compressed(path, item_N=self.item_N, first_U=self.first_U)
+        write_arrays(path, {"item_N": self.item_N, "first_U": self.first_U})
 
     @classmethod
     def load(cls, path: Path) -> Sequences:
-        with np.load(path) as file:
-            return cls(item_N=file["item_N"], first_U=file["first_U"])
+        arrays = read_arrays(path)
+        item_N, first_U = (required(path, arrays, name, "i", (None,)) for name in ("item_N", "first_U"))
+        if len(first_U) < 2 or first_U[0] != 0 or first_U[-1] != len(item_N) or (np.diff(first_U) < 0).any():
+            raise FileError(f"{path}: first_U does not divide the {len(item_N)} entries of item_N among users")
+        if len(item_N) and item_N.min() < 0:
+            raise FileError(f"{path}: item_N has negative items")
+        return cls(item_N=item_N, first_U=first_U)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -19,10 +19,11 @@ a value marked `| null` is null where it does not apply.
 """
 
 import json
-import os
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
+
+from uat.files import write_atomically
 
 TEMPLATE = "demo.html"
 PLACEHOLDER = "__DATA__"
@@ -30,13 +31,7 @@ PLACEHOLDER = "__DATA__"
 
 def write_page(data: Mapping[str, object], path: Path) -> None:
     """Write the page for `data`; a reader of `path` sees the old page or the new one, never half."""
-    page = fill(_template(), data)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_text(page, encoding="utf-8", newline="\n")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    write_atomically(path, fill(_template(), data).encode())
 
 
 def fill(template: str, data: Mapping[str, object]) -> str:

@@ -149,10 +149,7 @@ class Note(Progress):
     def write(self, epoch: int, note: str) -> None:
         self.last = time.monotonic()
         said = {"name": self.name, "epoch": epoch, "total": self.total, "note": note}
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.file.with_suffix(".partial")
-        temporary.write_text(json.dumps(said))
-        temporary.replace(self.file)
+        write_atomically(self.file, json.dumps(said).encode(), durable=False)
 
 
 def keep_failure(folder: Path, outcome: Outcome) -> Path:

@@ -8,6 +8,7 @@ or `refresh`, replaces it whole. AkShare's `stock_zh_a_daily` adjusts by factors
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -18,6 +19,7 @@ import numpy as np
 
 from uat.data import need
 from uat.data.markets.bars import COLUMNS, NUMBERS, Bars, accepted
+from uat.files import FileError, read_json, write_atomically
 
 Provider = Literal["yfinance", "akshare"]
 ADJUSTMENT = {"yfinance": "auto_adjust: splits and dividends", "akshare": "qfq: multiplicative, from the last day"}
@@ -51,16 +53,18 @@ def fetch(
         "end": end,
         "adjustment": ADJUSTMENT[provider],
     }
-    if not refresh and file.exists() and note.exists():
-        kept = json.loads(note.read_text())
-        if {key: kept.get(key) for key in request} == request:
-            return read(file)
+    if not refresh and file.exists():
+        with contextlib.suppress(FileError):  # no note, or no readable one: pulled again
+            kept = read_json(note)
+            if {key: kept.get(key) for key in request} == request:
+                return read(file)
     pull = pull or (_yfinance if provider == "yfinance" else _akshare)
     bars = accepted(_stack({ticker: pull(ticker, start, end) for ticker in tickers}), f"{provider} {name}")
     cache.mkdir(parents=True, exist_ok=True)
     note.unlink(missing_ok=True)  # a stop in between leaves no note, and the next call pulls again
     write(bars, file)
-    note.write_text(json.dumps({**request, "pulled": datetime.now(UTC).isoformat(timespec="seconds")}, indent=1))
+    about = {**request, "pulled": datetime.now(UTC).isoformat(timespec="seconds")}
+    write_atomically(note, json.dumps(about, indent=1).encode())
     return bars
 
 

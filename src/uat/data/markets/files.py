@@ -9,9 +9,11 @@ import numpy as np
 import polars as pl
 
 from uat.data import Report
+from uat.data.frames import reading, silenced
 from uat.data.markets.bars import COLUMNS, NUMBERS, SUFFIXES, Bars, accepted, inspect, market_files
 from uat.data.markets.features import Protocol, calendar
 from uat.data.markets.panel import align
+from uat.files import FileError, replacing
 
 
 def read(path: Path) -> Bars:
@@ -36,30 +38,36 @@ def _check(bars: Bars, path: str) -> Report:
 
 def write(bars: Bars, path: Path) -> None:
     """The same schema as parquet."""
-    pl.DataFrame({name: getattr(bars, name) for name in COLUMNS}).write_parquet(path)
+    with replacing(path) as file:
+        pl.DataFrame({name: getattr(bars, name) for name in COLUMNS}).write_parquet(file)
 
 
 def _read(path: Path) -> Bars:
-    frame = _frame(path)
+    if path.suffix not in SUFFIXES:
+        raise FileError(f"{path} must be a {' or '.join(SUFFIXES)} file")
+    with reading(path):
+        return _bars(_frame(path), path)
+
+
+def _bars(frame: pl.DataFrame, path: Path) -> Bars:
     lacking = [name for name in COLUMNS if name not in frame.columns]
     if lacking:
         columns = ", ".join(frame.columns) or "none"
-        raise ValueError(
+        raise FileError(
             f"{path}: row 1, column {lacking[0]} is not there; needed: {', '.join(COLUMNS)}; found: {columns}"
         )
+    for name in COLUMNS:
+        if frame[name].dtype.is_nested() or frame[name].dtype == pl.Binary:
+            raise FileError(f"{path}: row 1, column {name}: {frame[name].dtype} is not a type of bars")
     numbers = {name: _numbers(frame[name], path) for name in NUMBERS}
     return Bars(date=_dates(frame["date"], path), ticker=_tickers(frame["ticker"], path), **numbers)
 
 
 def _frame(path: Path) -> pl.DataFrame:
-    if path.suffix not in SUFFIXES:
-        raise ValueError(f"{path} must be a {' or '.join(SUFFIXES)} file")
-    try:
-        if path.suffix == ".parquet":
+    if path.suffix == ".parquet":
+        with silenced():
             return pl.read_parquet(path)
-        return pl.read_csv(path, infer_schema=False)  # text first: 000001 is a ticker, and bad numbers are named below
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise ValueError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+    return pl.read_csv(path, infer_schema=False)  # text first: 000001 is a ticker, and bad numbers are named below
 
 
 def _numbers(column: pl.Series, path: Path) -> np.ndarray:
@@ -74,7 +82,7 @@ def _dates(column: pl.Series, path: Path) -> np.ndarray:
     elif isinstance(column.dtype, pl.Datetime):
         found = column.dt.date()
     else:
-        raise ValueError(f"{path}: row 1, column date: {column.dtype} is not a type of dates; write YYYY-MM-DD")
+        raise FileError(f"{path}: row 1, column date: {column.dtype} is not a type of dates; write YYYY-MM-DD")
     return _full(_cast(column, found, path, "a date; write YYYY-MM-DD"), path).to_numpy().astype("datetime64[D]")
 
 
@@ -86,12 +94,12 @@ def _cast(before: pl.Series, after: pl.Series, path: Path, what: str) -> pl.Seri
     """`after`, if nothing was lost on the way."""
     lost = (after.is_null() & before.is_not_null()).arg_true()
     if len(lost):
-        raise ValueError(f"{path}: row {lost[0] + 1}, column {before.name}: {before[int(lost[0])]!r} is not {what}")
+        raise FileError(f"{path}: row {lost[0] + 1}, column {before.name}: {before[int(lost[0])]!r} is not {what}")
     return after
 
 
 def _full(column: pl.Series, path: Path) -> pl.Series:
     blank = column.is_null().arg_true()
     if len(blank):
-        raise ValueError(f"{path}: row {blank[0] + 1}, column {column.name} is empty")
+        raise FileError(f"{path}: row {blank[0] + 1}, column {column.name} is empty")
     return column

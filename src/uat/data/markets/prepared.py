@@ -12,34 +12,27 @@ by whoever reads it, so that every setting of the domain serves it too. Per mark
 from __future__ import annotations
 
 import io
-import os
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
+from uat.archives import SUFFIX, is_archive, read_arrays, required, write_into
 from uat.data.markets.bars import NUMBERS, Bars, Floats, accepted
+from uat.files import FileError, write_atomically
 
-SUFFIX = ".npz"
 PARTS = ("date", "ticker", "bars")
 
 
 def is_prepared(path: Path | str) -> bool:
-    return Path(path).suffix == SUFFIX
+    return is_archive(path)
 
 
 def write(markets: Mapping[str, Bars], path: Path) -> None:
-    """All of it or nothing: a temporary name, then renamed."""
+    """All of it or nothing."""
     if not is_prepared(path):
         raise ValueError(f"{path} must be a {SUFFIX} file")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_bytes(pack(markets))
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    write_atomically(path, pack(markets))
 
 
 def pack(markets: Mapping[str, Bars]) -> bytes:
@@ -52,29 +45,19 @@ def pack(markets: Mapping[str, Bars]) -> bytes:
         table_TNC[day, asset] = np.stack([getattr(bars, column) for column in NUMBERS], axis=-1)
         arrays |= {f"{name}/date": days.astype("datetime64[D]"), f"{name}/ticker": tickers, f"{name}/bars": table_TNC}
     content = io.BytesIO()
-    np.savez_compressed(content, **arrays)  # pyright: ignore[reportArgumentType]
+    write_into(content, arrays)
     return content.getvalue()
 
 
 def read(path: Path) -> dict[str, Bars]:
     """The bars of every market, checked as those of any file are."""
-    arrays = _arrays(path)
+    arrays = read_arrays(path)
     return {name: accepted(_bars(path, name, arrays), f"{path}, {name}") for name in _names(path, arrays)}
 
 
 def names(path: Path) -> tuple[str, ...]:
     """What the markets are called."""
-    return _names(path, _arrays(path))
-
-
-def _arrays(path: Path) -> dict[str, np.ndarray]:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return dict(file)
-    except FileNotFoundError:
-        raise ValueError(f"{path} does not exist") from None
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+    return _names(path, read_arrays(path))
 
 
 def _names(path: Path, arrays: Mapping[str, np.ndarray]) -> tuple[str, ...]:
@@ -82,16 +65,16 @@ def _names(path: Path, arrays: Mapping[str, np.ndarray]) -> tuple[str, ...]:
     lacking = [f"{name}/{part}" for name in found for part in PARTS if f"{name}/{part}" not in arrays]
     if not found or lacking:
         missing = lacking[0] if lacking else "every market"
-        raise ValueError(f"{path} was not made by `uat data prepare markets`: {missing} is not in it")
+        raise FileError(f"{path} was not made by `uat data prepare markets`: {missing} is not in it")
     return found
 
 
 def _bars(path: Path, name: str, arrays: Mapping[str, np.ndarray]) -> Bars:
-    date_T, ticker_N, table_TNC = (arrays[f"{name}/{part}"] for part in PARTS)
-    if table_TNC.shape != (len(date_T), len(ticker_N), len(NUMBERS)):
-        raise ValueError(
-            f"{path}: {name}/bars has shape {table_TNC.shape}, expected {(len(date_T), len(ticker_N), len(NUMBERS))}"
-        )
+    date_T = required(path, arrays, f"{name}/date", "M", (None,)).astype("datetime64[D]")
+    ticker_N = required(path, arrays, f"{name}/ticker", "U", (None,))
+    table_TNC = required(path, arrays, f"{name}/bars", "f", (len(date_T), len(ticker_N), len(NUMBERS)))
+    if np.isnat(date_T).any():
+        raise FileError(f"{path}: {name}/date has an empty day in row {int(np.isnat(date_T).argmax()) + 1}")
     day, asset = np.nonzero(~np.isnan(table_TNC).all(-1))
     columns: dict[str, Floats] = dict(zip(NUMBERS, table_TNC[day, asset].astype(np.float64).T, strict=True))
     return Bars(date=date_T[day], ticker=ticker_N[asset], **columns)

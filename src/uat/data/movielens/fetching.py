@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 
+from uat.files import opened_to_append
+
 CHUNK = 1 << 20
 TIMEOUT = 60
 
@@ -71,7 +73,7 @@ def _download(url: str, archive: Path) -> None:
             error.close()
             return
         raise
-    with response, archive.open("ab" if response.status == 206 else "wb") as file:
+    with response, opened_to_append(archive, empty=response.status != 206) as file:
         left = response.length
         while block := response.read(CHUNK):
             file.write(block)

@@ -6,18 +6,15 @@ Axes: N interactions, U users, I items.
 from __future__ import annotations
 
 import hashlib
-import os
-import zipfile
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from uat.archives import Array, read_arrays, required, write_arrays
 from uat.data.movielens.genres import GROUPS
+from uat.files import FileError
 from uat.settings import Count, check_fields
-
-Array = np.ndarray[Any, Any]
 
 LOWEST, HIGHEST = 0.5, 5.0
 """Stars that a rating may have."""
@@ -130,24 +127,48 @@ class Log:
         return digest.hexdigest()
 
     def save(self, path: Path, *, small: bool = False) -> None:
-        """Written under another name first: a half-written file is never there. A small one takes longer."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        with partial.open("wb") as file:
-            arrays = {item.name: getattr(self, item.name) for item in fields(self)}
-            write = np.savez_compressed if small else np.savez
-            write(file, allow_pickle=False, checksum=np.array(self.checksum()), **arrays)
-        partial.replace(path)
+        """All of it or nothing. A small file takes longer."""
+        arrays = {item.name: getattr(self, item.name) for item in fields(self)}
+        write_arrays(path, {"checksum": np.array(self.checksum()), **arrays}, small=small)
 
     @classmethod
-    def restore(cls, path: Path) -> Log | None:
-        """What was saved there; None if that is missing or damaged."""
-        try:
-            with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-                log = cls(**{item.name: file[item.name] for item in fields(cls)})
-                return log if str(file["checksum"]) == log.checksum() else None
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile):
-            return None
+    def load(cls, path: Path) -> Log:
+        """What was saved there."""
+        arrays = read_arrays(path)
+        log = cls(**{name: required(path, arrays, name, kinds, (None,)) for name, kinds in SAVED.items()})
+        if str(required(path, arrays, "checksum", "U", ())) != log.checksum():
+            raise FileError(f"{path} is damaged: its arrays do not match the checksum that was written with them")
+        if flaw := log.flaw():
+            raise FileError(f"{path} is no log of ratings: {flaw}")
+        return log
+
+    def flaw(self) -> str | None:
+        """What no log that was made of ratings has; None if it may have been."""
+        interactions, users, items = len(self.item_N), self.num_users, self.num_items
+        if not len(self.rating_N) == len(self.time_N) == interactions or len(self.group_I) != items:
+            return "its arrays are of different lengths"
+        if len(self.first_U) != users + 1 or not users:
+            return f"first_U has {len(self.first_U)} entries for {users} users"
+        if self.first_U[0] != 0 or self.first_U[-1] != interactions or (np.diff(self.first_U) < 1).any():
+            return f"first_U does not divide its {interactions} interactions among users"
+        for name, ids, count in (("item_N", self.item_N, items), ("group_I", self.group_I, len(GROUPS))):
+            if ids.min() < 0 or ids.max() >= count:
+                return f"{name} has numbers outside [0, {count})"
+        if not ((self.rating_N >= LOWEST) & (self.rating_N <= HIGHEST)).all():
+            return f"it has ratings outside [{LOWEST}, {HIGHEST}]"
+        return None
+
+
+SAVED = {
+    "item_N": "i",
+    "rating_N": "f",
+    "time_N": "i",
+    "first_U": "i",
+    "user_names": "U",
+    "item_names": "U",
+    "group_I": "i",
+}
+"""The arrays of a log, and of which kind they are."""
 
 
 def _without_repeats(ratings: Ratings) -> Array:

@@ -8,6 +8,7 @@ RecBole            *.inter      *.item        tabs, names with types in the head
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import zipfile
@@ -18,11 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from uat.archives import SUFFIX, Array, is_archive
+from uat.data.frames import reading
 from uat.data.movielens.genres import group_of, is_tag
-from uat.data.movielens.log import Array, Filters, Log, Ratings, group_sizes
+from uat.data.movielens.log import Filters, Log, Ratings, group_sizes
+from uat.files import FileError
 
-PACKED = ".npz"
-"""How the name of a file of arrays ends."""
 REVISION = 1
 """Raised when the same files start to give another log: old caches are then not used."""
 
@@ -49,6 +51,8 @@ class Format:
     items: str
     scan: Callable[[Path], Lazy]
     tags: Callable[[Path], Tags]
+    separator: str
+    """Of the fields of ratings."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,11 +80,11 @@ def load(path: Path | str, filters: Filters | None = None, cache: Path | str | N
     Neither a packed file nor a cached log needs polars.
     """
     filters = filters or Filters()
-    if Path(path).suffix == PACKED:
-        log = Log.restore(Path(path))
-        if log is None:
-            raise ValueError(f"{path} is missing, damaged, or no file that `uat data prepare movielens` made")
-        return log
+    if is_archive(path):
+        try:
+            return Log.load(Path(path))
+        except FileError as error:
+            raise FileError(f"{error}; `uat data prepare movielens` makes such files") from None
     kind, folder = find_format(Path(path))
     files = [_only(folder, kind.ratings), _only(folder, kind.items)]
     if cache is None:
@@ -88,18 +92,18 @@ def load(path: Path | str, filters: Filters | None = None, cache: Path | str | N
     about = [[f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in files]
     key = json.dumps([REVISION, str(folder.resolve()), about, asdict(filters)], sort_keys=True)
     saved = Path(cache) / f"movielens-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}.npz"
-    log = Log.restore(saved)
-    if log is None:
-        log = Log.of(read(path), filters)
-        log.save(saved)
+    with contextlib.suppress(FileError):  # not there yet, or damaged
+        return Log.load(saved)
+    log = Log.of(read(path), filters)
+    log.save(saved)
     return log
 
 
 def pack(path: Path | str, file: Path | str, filters: Filters | None = None) -> Log:
     """The log of a folder as one file of arrays, to be carried to where there is no polars; it is also returned."""
     file = Path(file)
-    if file.suffix != PACKED:
-        raise ValueError(f"{file} must end in {PACKED}")
+    if not is_archive(file):
+        raise ValueError(f"{file} must end in {SUFFIX}")
     log = load(path, filters)
     log.save(file, small=True)
     return log
@@ -130,10 +134,12 @@ def read(path: Path | str) -> Ratings:
     """All ratings of a folder, unfiltered."""
     kind, folder = find_format(Path(path))
     source, items = _only(folder, kind.ratings), _only(folder, kind.items)
-    frame = _collect(kind.scan(source), source)
+    with reading(source, kind.separator):
+        frame = _collect(kind.scan(source), source)
     user_N, user_names = _codes(frame["user"])
     item_N, item_names = _codes(frame["item"])
-    tags = kind.tags(items)
+    with reading(items):
+        tags = kind.tags(items)
     tags_I = [[tag for tag in tags.get(name, []) if is_tag(tag)] for name in item_names]
     return Ratings(
         user_N=user_N,
@@ -213,7 +219,7 @@ def _scan(file: Path, separator: str = ",", names: list[str] | None = None) -> L
 def _named(frame: Lazy, names: dict[str, str], file: Path) -> Lazy:
     missing = names.keys() - frame.collect_schema().names()
     if missing:
-        raise ValueError(f"{file} has no column {', '.join(sorted(missing))}")
+        raise FileError(f"{file} has no column {', '.join(sorted(missing))}")
     return frame.select(list(names)).rename(names)
 
 
@@ -226,20 +232,15 @@ def _collect(frame: Lazy, file: Path) -> Frame:
         pl.col("rating").cast(pl.Float32, strict=False),
         pl.col("time").cast(pl.Float64, strict=False).cast(pl.Int64, strict=False),
     ]
-    try:
-        tidy = frame.select("user", "item", *as_numbers)
-        bad = tidy.select(pl.all().null_count(), pl.len().alias("rows")).collect(engine="streaming").row(0, named=True)
-        for name in ("user", "item", "rating", "time"):
-            if bad[name]:
-                raise ValueError(f"{bad[name]} rows of {file} have no {name}, or one that is no number")
-        if not bad["rows"]:
-            raise ValueError(f"{file} holds no ratings")
-        ids = [
-            pl.col(name) if bad[f"{name}_number"] else pl.col(f"{name}_number").alias(name) for name in ("user", "item")
-        ]
-        return tidy.select(*ids, "rating", "time").collect(engine="streaming")
-    except pl.exceptions.PolarsError as error:
-        raise ValueError(f"{file} cannot be read: {str(error).splitlines()[0]}") from None
+    tidy = frame.select("user", "item", *as_numbers)
+    bad = tidy.select(pl.all().null_count(), pl.len().alias("rows")).collect(engine="streaming").row(0, named=True)
+    for name in ("user", "item", "rating", "time"):
+        if bad[name]:
+            raise FileError(f"{bad[name]} rows of {file} have no {name}, or one that is no number")
+    if not bad["rows"]:
+        raise FileError(f"{file} holds no ratings")
+    ids = [pl.col(name) if bad[f"{name}_number"] else pl.col(f"{name}_number").alias(name) for name in ("user", "item")]
+    return tidy.select(*ids, "rating", "time").collect(engine="streaming")
 
 
 def _codes(ids: Any) -> tuple[Array, Array]:
@@ -260,7 +261,7 @@ def _tags_csv(file: Path) -> Tags:
     frame = pl.read_csv(file, infer_schema=False, encoding="utf8-lossy")
     missing = {"movieId", "genres"} - set(frame.columns)
     if missing:
-        raise ValueError(f"{file} has no column {', '.join(sorted(missing))}")
+        raise FileError(f"{file} has no column {', '.join(sorted(missing))}")
     names, tags = frame["movieId"].to_list(), frame["genres"].fill_null("").to_list()
     return {name: str(tagged).split("|") for name, tagged in zip(names, tags, strict=True)}
 
@@ -271,24 +272,26 @@ def _tags_dat(file: Path) -> Tags:
 
 
 def _tags_flags(file: Path) -> Tags:
-    rows = (line.split("|") for line in _lines(file))
+    rows = [line.split("|") for line in _lines(file)]
+    if short := next((i for i, row in enumerate(rows, 1) if len(row) <= len(FLAGS)), None):
+        raise FileError(f"{file}, line {short} has no {len(FLAGS)} flags of genres behind the item's number")
     return {row[0]: [t for t, flag in zip(FLAGS, row[-len(FLAGS) :], strict=True) if flag == "1"] for row in rows}
 
 
 def _tags_atomic(file: Path) -> Tags:
     """The column of genres is called genre or class, after the data set."""
-    header, *lines = _lines(file)
+    header, *lines = _lines(file) or [""]
     names = [name.split(":")[0] for name in header.split("\t")]
     column = next((names.index(name) for name in ("genre", "genres", "class") if name in names), None)
     if column is None or "item_id" not in names:
-        raise ValueError(f"{file} has no column item_id, or none of genre, genres, class")
+        raise FileError(f"{file} has no column item_id, or none of genre, genres, class")
     rows = (line.split("\t") for line in lines)
     return {row[names.index("item_id")]: row[column].split() for row in rows if len(row) == len(names)}
 
 
 def _lines(file: Path) -> list[str]:
     """100K and 1M are not UTF-8; genres and ids are plain everywhere."""
-    return [line for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if line]
+    return [line for line in file.read_bytes().decode("utf-8", errors="replace").splitlines() if line]
 
 
 def _polars() -> Any:
@@ -300,8 +303,8 @@ def _polars() -> Any:
 
 
 FORMATS = (
-    Format("25M, 20M or latest", "ratings.csv", "movies.csv", _scan_csv, _tags_csv),
-    Format("10M or 1M", "ratings.dat", "movies.dat", _scan_dat, _tags_dat),
-    Format("100K", "u.data", "u.item", _scan_tabs, _tags_flags),
-    Format("RecBole", "*.inter", "*.item", _scan_atomic, _tags_atomic),
+    Format("25M, 20M or latest", "ratings.csv", "movies.csv", _scan_csv, _tags_csv, ","),
+    Format("10M or 1M", "ratings.dat", "movies.dat", _scan_dat, _tags_dat, ":"),
+    Format("100K", "u.data", "u.item", _scan_tabs, _tags_flags, "\t"),
+    Format("RecBole", "*.inter", "*.item", _scan_atomic, _tags_atomic, "\t"),
 )

@@ -7,7 +7,6 @@ Axes: P patients, F clinical columns, O principal components.
 
 from __future__ import annotations
 
-import zipfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,8 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from uat.archives import read_arrays
 from uat.domains.sepsis.copula import draw_cohort, summary
 from uat.domains.sepsis.marginals import Array
+from uat.files import FileError
 from uat.noise import derive, uniform
 
 NUM_TRAIN, NUM_TEST = 20_000, 5_000
@@ -84,40 +85,34 @@ def load(path: str) -> Array:
     columns = summary().columns
     expected = f"expected gym-sepsis' sepsis_starting_states.npz with the key {KEY!r}"
     try:
-        opened = np.load(path, allow_pickle=False)
-        if isinstance(opened, np.ndarray):
-            raise ValueError("a single array, not an archive")
-        with opened as file:
-            names = list(file)
-            table = file[KEY] if KEY in names else None
-    except FileNotFoundError:
-        raise ValueError(f"cohort={path!r}: there is no such file; {expected}") from None
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise ValueError(f"cohort={path!r} cannot be read ({error}); {expected}") from None
-    if table is None:
-        raise ValueError(f"cohort={path!r} has no key {KEY!r} but {', '.join(map(repr, names)) or 'none'}; {expected}")
-    return _checked(table, path, columns)
+        arrays = read_arrays(Path(path))
+    except FileError as error:
+        raise FileError(f"cohort={path!r}: {error}; {expected}") from None
+    if KEY not in arrays:
+        names = ", ".join(map(repr, arrays)) or "none"
+        raise FileError(f"cohort={path!r} has no key {KEY!r} but {names:.200}; {expected}")
+    return _checked(arrays[KEY], path, columns)
 
 
 def _checked(table: np.ndarray, path: str, columns: tuple[str, ...]) -> Array:
     width = len(columns) + 1
     if table.ndim != 2 or table.shape[1] != width:
-        raise ValueError(
+        raise FileError(
             f"cohort={path!r}: {KEY} has the shape {table.shape}, expected (patients, {width}): "
             f"{len(columns)} clinical columns from {columns[0]} to {columns[-1]}, then the action"
         )
-    if not np.issubdtype(table.dtype, np.number) or np.issubdtype(table.dtype, np.complexfloating):
-        raise ValueError(f"cohort={path!r}: {KEY} holds {table.dtype}, expected numbers")
+    if table.dtype.kind not in "iuf":
+        raise FileError(f"cohort={path!r}: {KEY} holds {table.dtype}, expected numbers")
     if len(table) < LEAST_PATIENTS:
-        raise ValueError(f"cohort={path!r} has {len(table)} patients, expected at least {LEAST_PATIENTS}")
+        raise FileError(f"cohort={path!r} has {len(table)} patients, expected at least {LEAST_PATIENTS}")
     clinical = table[:, :-1].astype(np.float64)
     if (wrong := ~np.isfinite(clinical)).any():
         row, column = np.argwhere(wrong)[0]
         what = f"{clinical[row, column]} in row {row}, column {columns[column]}"
-        raise ValueError(f"cohort={path!r} has {what}; expected finite numbers: {wrong.sum()} are not")
+        raise FileError(f"cohort={path!r} has {what}; expected finite numbers: {wrong.sum()} are not")
     for name, mean, std in zip(columns, clinical.mean(0), clinical.std(0), strict=True):
         if abs(mean) > 1 or not 1e-3 < std < 3:
-            raise ValueError(
+            raise FileError(
                 f"cohort={path!r}: column {name} has mean {mean:.3g} and deviation {std:.3g}, "
                 "expected z-scores as gym-sepsis stores them (mean near 0, deviation near 1)"
             )

@@ -18,6 +18,7 @@ from uat.domains.domain import split_seed
 from uat.domains.sepsis.domain import Sepsis
 from uat.domains.sepsis.treatment import REGIMES
 from uat.domains.sepsis.world import SepsisConfig
+from uat.files import replacing
 from uat.types import Trajectory
 
 COLOURS = ("#56B4E9", "#E69F00", "#009E73")
@@ -70,8 +71,8 @@ def draw(trajectory: Trajectory, file: Path) -> None:
     reward_axes.set_ylabel("reward")
     reward_axes.set_xlabel("step")
     reward_axes.set_xlim(-0.5, steps - 0.5)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=130)
+    with replacing(file) as image:
+        figure.savefig(image, format=file.suffix.removeprefix(".") or None, dpi=130)
 
 
 def _shade(axes: Any, regimes: list[int]) -> None:
