@@ -71,7 +71,7 @@ def test_weights_and_items_are_logs_too() -> None:
         ({"action": [[0.0, 1, 2], [0, 0, 0]]}, "action: expected integer ids, got torch.float64"),
         ({"target": [[0, 1, 9], [0, 0, 0]]}, r"target: ids must lie in \[0, 3\), got 9"),
         ({"reward": [[1.0, np.inf, 0], [0, 0, 0]]}, r"reward: expected finite numbers, got inf at \(0, 1\)"),
-        ({"reward": [1.0, 2.0]}, r"reward: expected shape \(episodes, steps\), got \(2,\)"),
+        ({"reward": [1.0, 2.0]}, r"reward: expected shape \(episodes, steps\) .*, got \(2,\)"),
         ({"valid": [[1, 1, 1], [1, 1, 0]]}, "valid: expected booleans"),
         ({"reward": "abc"}, "reward: expected numbers"),
     ],

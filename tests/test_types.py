@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -37,20 +41,53 @@ every_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 
 
 @pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Vector(0), "Vector.width=0 must be at least 1"),
+        (lambda: Vector(2.0), "Vector.width=2.0 must be int"),  # pyright: ignore[reportArgumentType]
+        (lambda: Vector(True), "Vector.width=True must be int"),
+        (lambda: Items(-3), "Items.count=-3 must be at least 1"),
+        (lambda: Items(10**9), "Items.count=1000000000 must be at least 1 and at most 10000000"),
+        (lambda: Assets(3, 0), "Assets.features=0 must be at least 1"),
+        (lambda: Discrete("4"), "Discrete.count='4' must be int"),  # pyright: ignore[reportArgumentType]
+        (lambda: Weights(0), "Weights.count=0 must be at least 1"),
+    ],
+)
+def test_impossible_spaces_are_refused_by_field_and_value(build: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"obs": Vector(0)}, "Vector.width must be at least 1, got 0"),
-        ({"obs": Items(-3)}, "Items.count must be at least 1, got -3"),
-        ({"obs": Assets(3, 0)}, "Assets.features must be at least 1, got 0"),
-        ({"action": Discrete(0)}, "Discrete.count must be at least 1, got 0"),
-        ({"action": Weights(0)}, "Weights.count must be at least 1, got 0"),
-        ({"horizon": 0}, "horizon must be at least 1, got 0"),
-        ({"reward_lag": -1}, "reward_lag must not be negative, got -1"),
+        ({"horizon": 0}, "Spec.horizon=0 must be at least 1"),
+        ({"horizon": 6.5}, "Spec.horizon=6.5 must be int"),
+        ({"horizon": True}, "Spec.horizon=True must be int"),
+        ({"horizon": 10**9}, "Spec.horizon=1000000000 must be at least 1 and at most 1000000"),
+        ({"reward_lag": -1}, "Spec.reward_lag=-1 must not be negative"),
+        ({"reward_scale": math.nan}, "Spec.reward_scale=nan must lie in"),
+        ({"reward_scale": math.inf}, "Spec.reward_scale=inf must lie in"),
+        ({"reward_scale": 1e39}, r"Spec.reward_scale=1e\+39 must lie in"),
+        ({"reward_scale": "1"}, "Spec.reward_scale='1' must be float"),
+        ({"obs": Discrete(3)}, r"Spec.obs=Discrete\(count=3\) must be Vector or Items or Assets"),
+        ({"action": None}, "Spec.action=None must be Discrete or Weights"),
+        ({"extras": [("price", ())]}, "Spec.extras=.* must be Mapping"),
+        ({"extras": {1: ()}}, "the name in Spec.extras=1 must be str"),
+        ({"extras": {"price": 3}}, r"Spec.extras\['price'\]=3 must be a tuple of int"),
+        ({"extras": {"price": (0,)}}, r"Spec.extras\['price'\]=\(0,\) must be a shape"),
     ],
 )
 def test_impossible_specs_are_refused_by_field_and_value(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(SPECS["vector-discrete"], **changes)
+
+
+def test_numbers_of_numpy_are_taken_as_pythons() -> None:
+    width, scale = np.int32(3), np.float32(0.5)
+    spec = Spec(obs=Vector(width), action=Discrete(2), horizon=np.int64(5), reward_scale=scale)  # pyright: ignore[reportArgumentType]
+    assert spec == Spec(obs=Vector(3), action=Discrete(2), horizon=5, reward_scale=0.5)
+    assert json.loads(json.dumps([spec.horizon, spec.reward_scale])) == [5, 0.5]
 
 
 def test_a_spec_carries_its_clock() -> None:

@@ -1,7 +1,8 @@
 """Values where they enter: right shape, finite, in range; otherwise a ValueError with the field, seen and expected.
 
 `shape` is (B, T) for logs and (B,) for one step of a session. Where `valid` is given, padding may hold anything and
-comes out as nothing.
+comes out as nothing. Numbers are checked in float32, the type in which they are used, and must not exceed
+MOST_NUMBER: norms square what they are given, and a square beyond float32 would stay in a stream's memory.
 """
 
 from __future__ import annotations
@@ -12,10 +13,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from uat.settings import MOST_SCALE, shown
 from uat.types import NO_ACTION, Assets, Discrete, Items, Spec, Vector
 
 Array = Any
 """A tensor, a numpy array, or nested lists of numbers."""
+MOST_NUMBER = MOST_SCALE
+"""The largest observation or scaled reward, with either sign."""
+PLAIN = frozenset(
+    {
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+    }
+)
+"""Types of tensors that are taken as they are; others are taken if NumPy knows them."""
 
 
 def check_observations(obs: Array, spec: Spec, shape: tuple[int, ...], valid: Tensor | None = None) -> Tensor:
@@ -28,20 +47,34 @@ def check_observations(obs: Array, spec: Spec, shape: tuple[int, ...], valid: Te
             return check_ids("obs", obs, shape, count, valid)
 
 
+def check_rewards(reward: Array, spec: Spec, shape: tuple[int, ...], valid: Tensor | None = None) -> Tensor:
+    return check_numbers("reward", reward, shape, valid, most=most_reward(spec))
+
+
+def most_reward(spec: Spec) -> float:
+    """The largest reward: neither it nor what a policy is told, which is scaled, exceeds MOST_NUMBER."""
+    return MOST_NUMBER / max(1.0, abs(spec.reward_scale))
+
+
 def check_actions(name: str, action: Array, spec: Spec, shape: tuple[int, ...], valid: Tensor | None = None) -> Tensor:
     if isinstance(spec.action, Discrete):
         return check_ids(name, action, shape, spec.action.count, valid)
     return check_weights(name, action, (*shape, spec.action.count), valid)
 
 
-def check_numbers(name: str, values: Array, shape: tuple[int, ...], valid: Tensor | None = None) -> Tensor:
+def check_numbers(
+    name: str, values: Array, shape: tuple[int, ...], valid: Tensor | None = None, *, most: float = MOST_NUMBER
+) -> Tensor:
     x = _shaped(name, as_tensor(name, values), shape)
     if valid is not None:
         x = torch.where(valid.view(*valid.shape, *[1] * (x.dim() - valid.dim())), x, torch.zeros_like(x))
-    if (wrong := ~x.isfinite()).any():
+    used = x.float()
+    if (wrong := ~(used.abs() <= most)).any():
         where = _first(wrong)
+        if used[where].isfinite():
+            raise ValueError(f"{name}: expected numbers from {-most:g} to {most:g}, got {x[where].item():g} at {where}")
         raise ValueError(f"{name}: expected finite numbers, got {x[where].item()} at {where}")
-    return x.float()
+    return used
 
 
 def check_ids(name: str, values: Array, shape: tuple[int, ...], count: int, valid: Tensor | None = None) -> Tensor:
@@ -75,11 +108,65 @@ def check_mask(name: str, values: Array, shape: tuple[int, ...]) -> Tensor:
     return x
 
 
+def check_valid(values: Array, shape: tuple[int, ...]) -> Tensor:
+    """(B, T) True for the first steps of each episode, at least one, and False for the padding after them."""
+    valid_BT = check_mask("valid", values, shape)
+    if not (begun_B := valid_BT[:, 0]).all():
+        raise ValueError(f"valid: every episode must begin with a real step, got False at {_first(~begun_B)[0], 0}")
+    if (holes_BT := valid_BT[:, 1:] & ~valid_BT[:, :-1]).any():
+        episode, step = _first(holes_BT)
+        raise ValueError(
+            f"valid: padding may only follow an episode's last step, got True after False at {episode, step + 1}"
+        )
+    return valid_BT
+
+
+def check_allowed(allowed: Array, target: Tensor, spec: Spec, valid_BT: Tensor) -> Tensor:
+    """(B, T, A) where every real step has an allowed action, the target among them. In padding all are allowed."""
+    allowed_BTA = check_mask("allowed", allowed, (*valid_BT.shape, spec.action.count))
+    if (none_BT := ~allowed_BTA.any(-1) & valid_BT).any():
+        raise ValueError(f"allowed: every step needs at least one allowed action, got none at {_first(none_BT)}")
+    if isinstance(spec.action, Discrete):
+        hit_BT = allowed_BTA.gather(-1, target.clamp_min(0)[..., None]).squeeze(-1)
+    else:
+        hit_BT = (allowed_BTA | (target == 0)).all(-1)
+    if (missed_BT := ~hit_BT & valid_BT).any():
+        where = _first(missed_BT)
+        raise ValueError(f"target: expected an allowed action at every step, got {target[where].tolist()} at {where}")
+    return allowed_BTA | ~valid_BT[..., None]
+
+
 def as_tensor(name: str, values: Array, what: str = "numbers") -> Tensor:
+    """A plain tensor on the CPU of what a user gives; values that are none are refused by their type."""
+    if isinstance(values, Tensor):
+        if (odd := _oddity(values)) is not None:
+            raise ValueError(f"{name}: expected {what}, got {odd}")
+        values = values.detach().cpu().resolve_neg()
+        if values.dtype in PLAIN:
+            return values
+    if np.ma.is_masked(values):
+        raise ValueError(f"{name}: expected {what}, got a masked array, some of whose values are missing")
     try:
-        return values.detach().cpu() if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}: expected {what}, got {type(values).__name__} ({error})") from None
+        x = np.asarray(values)
+    except Exception as error:  # values may be of any class, which may raise anything
+        raise ValueError(f"{name}: expected {what}, got {type(values).__name__} ({shown(str(error), 100)})") from None
+    if x.dtype.kind not in "biuf" or x.dtype.itemsize > 8:
+        raise ValueError(f"{name}: expected {what}, got {type(values).__name__} ({x.dtype} in NumPy)")
+    if x.dtype.kind == "u" and x.size and int(x.max()) > np.iinfo(np.int64).max:
+        raise ValueError(f"{name}: expected {what} of at most 64 bits with a sign, got {x.max()}")
+    signed = np.int64 if x.dtype.kind == "u" else x.dtype.newbyteorder("=")
+    return torch.from_numpy(np.require(x, dtype=signed, requirements=["C", "W"]))
+
+
+def _oddity(x: Tensor) -> str | None:
+    """What a tensor is that holds no plain numbers; None: it does."""
+    if x.is_meta:
+        return "a tensor on the device 'meta', which has no values"
+    if x.is_nested or x.layout != torch.strided:
+        return f"a tensor of layout {'nested' if x.is_nested else x.layout}"
+    if x.is_quantized or x.is_complex():
+        return f"a tensor of {x.dtype}"
+    return None
 
 
 def _shaped(name: str, x: Tensor, shape: tuple[int, ...]) -> Tensor:

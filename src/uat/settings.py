@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
+import numbers
 import types
 import typing
 from dataclasses import dataclass
@@ -72,12 +73,13 @@ Number = Annotated[float, Between(-MOST_SCALE, MOST_SCALE)]
 def check_fields(config: Any, prefix: str = "") -> None:
     """Refuse a field whose value is not of its annotated type, or not within the bounds of its annotation.
 
-    Called on creation by every dataclass of settings. A list where a tuple is expected becomes one.
+    Called on creation by every dataclass of settings. A list where a tuple is expected becomes one, and a number of
+    NumPy becomes Python's.
     """
     for name, hint in field_types(type(config)).items():
         value = getattr(config, name)
         found = checked(value, hint, prefix + name)
-        if isinstance(value, list):
+        if found is not value and type(value) is not int:
             object.__setattr__(config, name, found)
 
 
@@ -104,12 +106,21 @@ def checked(value: Any, hint: Any, name: str) -> Any:
             raise ValueError(f"{name}={shown(value)} must be one of {', '.join(map(repr, args))}")
         return value
     if origin in (typing.Union, types.UnionType):
-        return None if value is None and type(None) in args else checked(value, args[0], name)
+        kinds = [arg for arg in args if arg is not type(None)]
+        if value is None and len(kinds) < len(args):
+            return None
+        if len(kinds) == 1:
+            return checked(value, kinds[0], name)
+        if isinstance(value, tuple(kinds)):
+            return value
+        raise ValueError(f"{name}={shown(value)} must be {' or '.join(map(_described, kinds))}")
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(checked(item, args[0], name) for item in value)
     if origin is collections.abc.Callable and callable(value):
         return value
-    if hint is float and type(value) is int:
+    if hint is int and isinstance(value, numbers.Integral) and not isinstance(value, int):
+        return int(value)
+    if hint is float and isinstance(value, numbers.Real) and not isinstance(value, bool | float):
         try:
             return float(value)
         except OverflowError:

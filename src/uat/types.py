@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from uat.compiling import compiles
+from uat.settings import Count, Delay, Number, Steps, check_fields, checked, shown
 
 NO_ACTION = -1
 """The id of "no action yet"; its embedding is exactly zero."""
@@ -31,40 +32,49 @@ NO_ACTION = -1
 # ---------------------------------------------------------------- what a decision problem looks like
 
 
+class Checked:
+    """A dataclass whose fields are checked when it is created."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        check_fields(self, f"{type(self).__name__}.")
+
+
 @dataclass(frozen=True, slots=True)
-class Vector:
+class Vector(Checked):
     """Observations are vectors: (B, T, width) floats."""
 
-    width: int
+    width: Count
 
 
 @dataclass(frozen=True, slots=True)
-class Items:
+class Items(Checked):
     """Observations are item ids: (B, T) integers in [0, count), -1 where there is none."""
 
-    count: int
+    count: Count
 
 
 @dataclass(frozen=True, slots=True)
-class Assets:
+class Assets(Checked):
     """Observations are feature rows of assets: (B, T, count, features) floats."""
 
-    count: int
-    features: int
+    count: Count
+    features: Count
 
 
 @dataclass(frozen=True, slots=True)
-class Discrete:
+class Discrete(Checked):
     """Actions are ids: integers in [0, count), -1 where there is none."""
 
-    count: int
+    count: Count
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class Weights(Checked):
     """Actions are vectors of `count` non-negative weights that sum to one, zeros where there is none."""
 
-    count: int
+    count: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,27 +83,22 @@ class Spec:
 
     obs: Vector | Items | Assets
     action: Discrete | Weights
-    horizon: int
+    horizon: Steps
     """Steps of one episode."""
-    reward_scale: float = 1.0
+    reward_scale: Number = 1.0
     """Rewards reach a policy multiplied by this; the clock does it, nobody else."""
-    reward_lag: int = 1
+    reward_lag: Delay = 1
     """The reward channel at t carries r[t - reward_lag]: 1 for a simulator without delay, 1 + d with
     delay d; d for logs, whose interaction t is complete when the decision at t is made."""
     extras: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Facts of a step that a method may ask for, with their shapes; all other facts are hidden from methods."""
 
     def __post_init__(self) -> None:
-        sizes = {
-            f"{type(part).__name__}.{f.name}": getattr(part, f.name)
-            for part in (self.obs, self.action)
-            for f in fields(part)
-        }
-        for name, size in {**sizes, "horizon": self.horizon}.items():
-            if size < 1:
-                raise ValueError(f"Spec: {name} must be at least 1, got {size}")
-        if self.reward_lag < 0:
-            raise ValueError(f"Spec: reward_lag must not be negative, got {self.reward_lag}")
+        check_fields(self, "Spec.")
+        for name, shape in self.extras.items():
+            checked(name, str, "the name in Spec.extras")
+            if not all(side > 0 for side in checked(shape, tuple[int, ...], f"Spec.extras[{name!r:.40}]")):
+                raise ValueError(f"Spec.extras[{name!r:.40}]={shown(shape)} must be a shape: sides of at least 1")
 
     def no_action(self, streams: int, device: torch.device | str = "cpu") -> Tensor:
         """What was done before the first step of each stream."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from tests.builders import SPECS
-from uat.checks import check_actions, check_mask, check_numbers, check_observations
+from uat.checks import MOST_NUMBER, check_actions, check_mask, check_observations, check_rewards
 from uat.serving import entrance
 from uat.serving.entrance import Entrance
 from uat.types import Spec
@@ -27,7 +27,7 @@ FIELDS: dict[str, tuple[Check, Check]] = {
     ),
     "rewards": (
         lambda x, spec: Entrance(spec, STREAMS).rewards(x),
-        lambda x, spec: check_numbers("reward", x, (STREAMS,)),
+        lambda x, spec: check_rewards(x, spec, (STREAMS,)),
     ),
     "actions": (
         lambda x, spec: Entrance(spec, STREAMS).actions(x),
@@ -100,6 +100,8 @@ VALUES: dict[str, Callable[[tuple[int, ...]], np.ndarray[Any, Any]]] = {
     "huge": lambda shape: np.full(shape, 1e300),
     "beyond-float32": lambda shape: np.full(shape, 1e39),
     "largest-float32": lambda shape: np.full(shape, float(np.finfo(np.float32).max)),
+    "largest": lambda shape: np.full(shape, MOST_NUMBER),
+    "beyond-the-largest": lambda shape: np.full(shape, 1.001 * MOST_NUMBER),
 }
 
 
@@ -109,7 +111,9 @@ def shapes(field: str, spec: Spec) -> list[tuple[int, ...]]:
     return list({"observations": {own.obs_shape}, "rewards": {own.streams}}.get(field, {own.streams, own.shape_BA}))
 
 
-@pytest.mark.filterwarnings("ignore:invalid value encountered in cast", "ignore:overflow encountered in cast")
+@pytest.mark.filterwarnings(
+    "ignore:invalid value encountered in cast", "ignore:overflow encountered in cast"
+)  # of KINDS
 @pytest.mark.filterwarnings("ignore:__array__ implementation")
 @pytest.mark.parametrize("values", VALUES)
 @every_field
@@ -131,7 +135,7 @@ def test_weights_at_the_edge_of_the_tolerance_are_judged_by_the_thorough_check(
 @pytest.mark.parametrize("kind", ["float32", "float64", "int64", "list", "tensor", "tensor-int"])
 def test_common_input_never_meets_the_thorough_checks(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a lean look would only cost time."""
-    for name in ("check_observations", "check_actions", "check_numbers", "check_mask"):
+    for name in ("check_observations", "check_actions", "check_rewards", "check_mask"):
         monkeypatch.setattr(entrance, name, None)
     make, discrete = KINDS[kind], Entrance(SPECS["items-discrete"], STREAMS)
     numbers = Entrance(SPECS["vector-weights"], STREAMS)

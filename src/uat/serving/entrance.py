@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from uat.checks import Array, check_actions, check_mask, check_numbers, check_observations
+from uat.checks import Array, check_actions, check_mask, check_observations, check_rewards, most_reward
 from uat.types import Assets, Discrete, Items, Spec, Vector
 
 Values = NDArray[Any]
 FLOAT32, FLOAT64, INT64, BOOL = (np.dtype(name) for name in ("float32", "float64", "int64", "bool"))
-LARGEST = 1e76
-"""A sum of squares below it has no entry that float32 cannot hold; NaN and infinities are not below it."""
+LARGEST = 0.99e24
+"""A sum of squares below it has no entry beyond `checks.MOST_NUMBER`; NaN and infinities are not below it."""
 OFF = 9e-5
 """How far from 1 weights may sum to at a lean look; the thorough one allows 1e-4, and may round otherwise."""
 
@@ -41,14 +41,15 @@ class Entrance:
                 self.obs_shape = (streams,)
         self.items = spec.obs.count if isinstance(spec.obs, Items) else None
         self.discrete = isinstance(spec.action, Discrete)
+        self.most_earned = 0.99 * most_reward(spec) ** 2
 
     def observations(self, obs: Array) -> Values:
         x = numbers(obs, self.obs_shape) if self.items is None else ids(obs, self.obs_shape, self.items)
         return check_observations(obs, self.spec, self.streams).numpy() if x is None else x
 
     def rewards(self, reward: Array) -> Values:
-        x = numbers(reward, self.streams)
-        return check_numbers("reward", reward, self.streams).numpy() if x is None else x
+        x = numbers(reward, self.streams, self.most_earned)
+        return check_rewards(reward, self.spec, self.streams).numpy() if x is None else x
 
     def actions(self, action: Array) -> Values:
         x = ids(action, self.streams, self.shape_BA[1]) if self.discrete else weights(action, self.shape_BA)
@@ -67,13 +68,13 @@ class Entrance:
 # ---------------------------------------------------------------- lean looks: the values, or None: not recognised
 
 
-def numbers(values: Array, shape: tuple[int, ...]) -> Values | None:
+def numbers(values: Array, shape: tuple[int, ...], largest: float = LARGEST) -> Values | None:
+    """As float32, if the sum of their squares is below `largest`; it is summed in the type in which they came."""
     x = _array(values, shape)
-    if x is None or x.dtype == FLOAT32:
-        return x if x is not None and float(np.vdot(x, x)) < LARGEST else None
-    if x.dtype == INT64 or (x.dtype == FLOAT64 and float(np.vdot(x, x)) < LARGEST):
-        return x.astype(FLOAT32)
-    return None
+    if x is None or x.dtype not in (FLOAT32, FLOAT64, INT64):
+        return None
+    summed = x if x.dtype != INT64 else x.astype(FLOAT64)
+    return x.astype(FLOAT32, copy=False) if float(np.vdot(summed, summed)) < largest else None
 
 
 def ids(values: Array, shape: tuple[int, ...], count: int) -> Values | None:

@@ -6,6 +6,8 @@ training decide what the policy knows.
 
 from __future__ import annotations
 
+import copy
+import os
 import warnings
 from collections import deque
 from typing import Any, Literal
@@ -14,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from uat.acting import choose, decide
-from uat.checks import Array
+from uat.acting import choose
+from uat.checks import Array, as_tensor
 from uat.methods import Policy
 from uat.methods.policy import TransformerPolicy
 from uat.methods.uat import UAT
@@ -23,6 +25,8 @@ from uat.methods.vanilla import Vanilla
 from uat.nn.kernels.cpu_step import CPUStep
 from uat.serving.entrance import Entrance, Values
 from uat.serving.fused import FusedStep
+from uat.settings import Count, Steps, checked, shown
+from uat.tensor_files import first_not_finite
 from uat.types import Agent, Discrete, Step
 
 FAST_STREAMS = 8
@@ -47,6 +51,16 @@ def open_fast(policy: Policy) -> CPUStep | FusedStep | str:
         return str(error)
 
 
+def _check_policy(policy: Policy) -> Policy:
+    checked(policy, Policy, "policy")
+    weights = policy.state_dict()
+    if not weights or next(iter(weights.values())).is_meta:
+        raise ValueError(f"policy: expected a {type(policy).__name__} with weights, got one without values")
+    if said := first_not_finite(weights):
+        raise ValueError(f"policy: {said}, where only finite numbers can be")
+    return policy
+
+
 def on_gpu(policy: Policy) -> bool:
     return next(policy.parameters()).is_cuda
 
@@ -62,6 +76,9 @@ class Session:
     by NumPy, or by a kernel, which is compiled when the first session of its kind opens (and once more where actions
     are first masked). It copies the weights then: open another session after training on. With path="cached" the
     policy's own `step` plays, whatever its weights are by then.
+
+    A session can be copied (`copy.copy` shares the policy, `copy.deepcopy` copies it), pickled, and on a CPU used on in
+    a forked process: each copy remembers what the original did, and goes on by itself with the same decisions.
     """
 
     path: Literal["fast", "cached"]
@@ -74,14 +91,17 @@ class Session:
         capacity: int | None = None,
         path: Literal["auto", "fast", "cached"] = "auto",
     ) -> None:
-        if streams < 1:
-            raise ValueError(f"streams={streams} must be at least 1")
-        self.policy, self.spec, self.streams = policy.eval(), policy.spec, streams
-        self.capacity = policy.spec.horizon if capacity is None else capacity
-        if self.capacity < 1:
-            raise ValueError(f"capacity={capacity} must be at least 1")
-        self.device = next(policy.parameters()).device
-        self._agent, self._state = self._open(path)
+        self.policy, self.device = _check_policy(policy).eval(), next(policy.parameters()).device
+        self.spec, self.streams = policy.spec, checked(streams, Count, "streams")
+        self.capacity = policy.spec.horizon if capacity is None else checked(capacity, Steps, "capacity")
+        self._process = os.getpid()
+        try:
+            self._agent, self._state = self._open(path)
+        except (MemoryError, torch.OutOfMemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "alloc" not in str(error).lower():
+                raise
+            size = f"streams={self.streams} with capacity={self.capacity}"
+            raise ValueError(f"{size} do not fit into memory: {shown(str(error), 100)}") from None
         self.path = "cached" if self._agent is policy else "fast"
         self._entrance = Entrance(self.spec, streams)
         self._steps = np.zeros(streams, dtype=np.int64)
@@ -109,8 +129,7 @@ class Session:
             return self.policy, self.policy.init_state(self.streams, self.capacity, self.device)
 
     def _choose_path(self, path: str) -> Agent[Any]:
-        if path not in ("auto", "fast", "cached"):
-            raise ValueError(f"path={path!r} must be 'auto', 'fast' or 'cached'")
+        checked(path, Literal["auto", "fast", "cached"], "path")
         many = self.streams > FAST_STREAMS and not on_gpu(self.policy)
         if path == "cached" or (path == "auto" and many):
             return self.policy
@@ -132,6 +151,8 @@ class Session:
         action: what was really done in the previous step, if not what this session answered;
         allowed: True where an action may be taken now.
         """
+        if os.getpid() != self._process:
+            self._check_fork()
         if self._longest >= self.capacity:
             raise ValueError(
                 f"stream {self._steps.argmax()} has seen {self._longest} steps, and the session holds {self.capacity}: "
@@ -155,15 +176,46 @@ class Session:
 
     def restart(self, streams: Array | None = None) -> None:
         """Some streams (their numbers, or a mask; all, if none are named) begin a new episode with their next step."""
-        chosen = np.arange(self.streams) if streams is None else np.atleast_1d(np.asarray(streams))
-        if chosen.dtype == bool and chosen.shape == (self.streams,):
-            chosen = np.flatnonzero(chosen)
-        if not np.issubdtype(chosen.dtype, np.integer) and chosen.size:
-            raise ValueError(f"restart: expected stream numbers or a mask of {self.streams} booleans, got {streams!r}")
-        if chosen.size and (chosen.min() < 0 or chosen.max() >= self.streams):
-            raise ValueError(f"restart: streams must lie in [0, {self.streams}), got {chosen.tolist()}")
-        self._steps[chosen.astype(np.int64)] = 0
+        self._steps[self._numbers_of(streams)] = 0
         self._longest, self._fresh = int(self._steps.max()), bool((self._steps == 0).any())
+
+    def _numbers_of(self, streams: Array | None) -> Values:
+        if streams is None:
+            return np.arange(self.streams)
+        chosen = np.atleast_1d(as_tensor("restart", streams, "stream numbers or a mask").numpy())
+        if chosen.dtype == bool and chosen.shape == (self.streams,):
+            return np.flatnonzero(chosen)
+        if chosen.ndim != 1 or (not np.issubdtype(chosen.dtype, np.integer) and chosen.size):
+            mask = f"a mask of {self.streams} booleans"
+            raise ValueError(f"restart: expected stream numbers or {mask}, got {shown(streams)}")
+        if chosen.size and (chosen.min() < 0 or chosen.max() >= self.streams):
+            raise ValueError(f"restart: streams must lie in [0, {self.streams}), got {shown(chosen.tolist())}")
+        if len(np.unique(chosen)) < len(chosen):
+            raise ValueError(
+                f"restart: expected different stream numbers (a mask is of booleans), got {shown(streams)}"
+            )
+        return chosen.astype(np.int64)
+
+    # ------------------------------------------------------------ copies and other processes
+
+    def __copy__(self) -> Session:
+        return copy.deepcopy(self, {id(self.policy): self.policy})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_process"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _process=os.getpid())
+
+    def _check_fork(self) -> None:
+        """In a forked process neither a GPU nor threads of the parent go on."""
+        if self.device.type != "cpu" or torch.get_num_threads() > 1:
+            why = "a GPU" if self.device.type != "cpu" else f"{torch.get_num_threads()} threads"
+            raise ValueError(
+                f"this session belongs to process {self._process}, and a forked process cannot use {why} of its "
+                "parent: open a session there, or start the process with the method 'spawn' and hand it a pickled one"
+            )
+        self._process = os.getpid()
 
     # ------------------------------------------------------------ what is known, and the answer
 
@@ -171,6 +223,8 @@ class Session:
         self, agent: CPUStep, obs: Values, action: Values, reward_B: Values, first_B: Values, allowed_BA: Values | None
     ) -> Tensor:
         logits_BA = agent.decide(self._state, obs, action, reward_B.tolist(), first_B.tolist(), allowed_BA)
+        if not logits_BA.max() < np.inf:  # NaN is not below it either
+            self._refuse_answer()
         if isinstance(self.spec.action, Discrete):
             self._last = logits_BA.argmax(-1)  # the first of equals, as in torch
         else:
@@ -185,12 +239,28 @@ class Session:
         copies = {name: torch.tensor(x, device=self.device) for name, x in told.items()}  # a policy may keep them
         may_BA = None if allowed_BA is None else torch.tensor(allowed_BA, device=self.device)
         step = Step(**copies, allowed=may_BA)
-        chosen, self._state = decide(self._agent, self.spec, self._state, step, None)
-        answer = chosen.cpu()
+        if isinstance(self._agent, FusedStep):
+            chosen, self._state = self._agent.decide(self._state, step)
+            answer = chosen.cpu()
+        else:
+            logits_BA, self._state = self._agent.step(self._state, step)
+            answer = choose(logits_BA, self.spec).cpu()
+            if not bool(logits_BA.max() < torch.inf):
+                self._refuse_answer()
         self._last = (
             (answer.float() if answer.dtype == torch.bfloat16 else answer).numpy().copy()
         )  # NumPy has no bfloat16
         return answer
+
+    def _refuse_answer(self) -> None:
+        """A memory that gave such an answer may hold more of it: the session forgets all, and says so."""
+        self._state = self._agent.init_state(self.streams, self.capacity, self.device)
+        self._last = self._none
+        self.restart()
+        raise ValueError(
+            "the policy's answer is not finite: its weights are too large for what it was told; all streams of the "
+            "session begin a new episode with their next step"
+        )
 
     # ------------------------------------------------------------ rewards
 

@@ -207,9 +207,11 @@ class EndWeights:
 
 
 class Scratch:
-    """Buffers that every stream writes over, and views of them in the shapes of their use."""
+    """Buffers that every stream writes over, and views of them in the shapes of their use. A copy has its own: nothing
+    in them is needed from one step to the next."""
 
     def __init__(self, layer: LayerWeights, utility: UtilityWeights | None, heads: int, capacity: int) -> None:
+        self._made_of = layer, utility, heads, capacity
         (d_in, d_project), d_ff, dtype = layer.project_D1X.shape, layer.up_D1F.shape[1], layer.out_D1D.dtype
         width, d_head = d_in - 1, (d_in - 1) // heads
         self.x_D, self.change_D = np.empty((2, width), dtype)
@@ -234,14 +236,37 @@ class Scratch:
             self.gates_L3D = list(self.gates_K1E.reshape(-1, 3 * width))
             self.offsets_L3D = list(self.offsets_K1E.reshape(-1, 3 * width))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Scratch, self._made_of
+
 
 @dataclass(slots=True)
 class Memory:
-    """What one stream knows."""
+    """What one stream knows. A copy holds the filled slots, and lies in memory as the original does."""
 
     kv_LHRS: list[Floats]
     ubar_U: Floats
     length: int = 0
+
+    @staticmethod
+    def empty(layers: int, heads: int, rows: int, capacity: int, ubar_U: Floats) -> Memory:
+        kv_LHRS = _aligned((layers, heads, rows, capacity), ubar_U.dtype)
+        kv_LHRS[:, :, -1] = 1
+        return Memory(list(kv_LHRS), ubar_U)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        filled = [kv_HRS[..., : self.length].copy() for kv_HRS in self.kv_LHRS]
+        return _remembered, (filled, self.kv_LHRS[0].shape[-1], self.ubar_U.copy())
+
+
+def _remembered(filled_LHRT: list[Floats], capacity: int, ubar_U: Floats) -> Memory:
+    """The memory that was copied."""
+    heads, rows, length = filled_LHRT[0].shape
+    memory = Memory.empty(len(filled_LHRT), heads, rows, capacity, ubar_U)
+    for kv_HRS, filled_HRT in zip(memory.kv_LHRS, filled_LHRT, strict=True):
+        kv_HRS[..., :length] = filled_HRT
+    memory.length = length
+    return memory
 
 
 @dataclass(slots=True)
@@ -275,11 +300,8 @@ class CPUStep:
     def init_state(self, streams: int, capacity: int, device: torch.device | str = "cpu") -> CPUState:
         self.check_range(capacity)
         rows, d_utility = 2 * self.d_head + 1, 0 if self.utility is None else len(self.utility.gates_2UX) // 2
-        ubar_BU, memories = np.zeros((streams, d_utility), self.dtype), []
-        for ubar_U in ubar_BU:
-            kv_LHRS = _aligned((len(self.layers), self.heads, rows, capacity), self.dtype)
-            kv_LHRS[:, :, -1] = 1
-            memories.append(Memory(list(kv_LHRS), ubar_U))
+        ubar_BU = np.zeros((streams, d_utility), self.dtype)
+        memories = [Memory.empty(len(self.layers), self.heads, rows, capacity, ubar_U) for ubar_U in ubar_BU]
         return CPUState(memories, Scratch(self.layers[0], self.utility, self.heads, capacity))
 
     def step(self, state: CPUState, step: Step) -> tuple[Tensor, CPUState]:

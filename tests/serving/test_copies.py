@@ -1,0 +1,139 @@
+"""A copied, pickled or forked session remembers what the original did, and goes on by itself with the same decisions."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import os
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.builders import SPECS, build_random
+from uat.methods import METHODS
+from uat.serving.session import Session
+from uat.threads import threads
+
+STREAMS, STEPS = 3, 7
+SPEC = replace(SPECS["vector-weights"], reward_lag=2)  # answers are weights: every bit of a logit shows
+COPIES: dict[str, Callable[[Session], Session]] = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda session: pickle.loads(pickle.dumps(session)),
+    "copy of a copy": lambda session: copy.deepcopy(copy.copy(session)),
+}
+every_copy = pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+every_path = pytest.mark.parametrize("path", ["fast", "cached"])
+
+
+def opened(method: str = "uat", path: Literal["auto", "fast", "cached"] = "auto", streams: int = STREAMS) -> Session:
+    return Session(build_random(method, SPEC, dtype=torch.float32), streams=streams, path=path)
+
+
+def play(session: Session, steps: range, seed: int = 0) -> Tensor:
+    """The answers to the same observations and rewards, for the same seed and steps."""
+    answers = []
+    for t in steps:
+        told = np.random.default_rng((seed, t)).normal(size=(session.streams, 6)).astype(np.float32)
+        answers.append(session.act(told[:, :5], reward=told[:, 5]))
+    return torch.stack(answers)
+
+
+@every_path
+@every_copy
+def test_a_copy_decides_as_the_original(copied: Callable[[Session], Session], path: Any) -> None:
+    """To the last bit, with streams of different lengths, and neither disturbs the other."""
+    session, untouched = opened(path=path), opened(path=path)
+    for one in (session, untouched):
+        play(one, range(2))
+        one.restart([1])
+        play(one, range(2, 4))
+    twin = copied(session)
+    expected = play(untouched, range(4, STEPS))
+    assert torch.equal(play(twin, range(4, STEPS)), expected)
+    assert torch.equal(play(session, range(4, STEPS)), expected)
+    twin.restart()
+    session.restart()
+    other, same = play(twin, range(STEPS), seed=1), play(session, range(STEPS), seed=2)
+    assert torch.equal(play(opened(path=path), range(STEPS), seed=1), other)
+    assert torch.equal(play(opened(path=path), range(STEPS), seed=2), same)
+
+
+@pytest.mark.parametrize("method", [m for m, entry in METHODS.items() if entry.serves("markets") and not entry.changes])
+def test_sessions_of_every_method_are_copied_exactly(method: str) -> None:
+    if METHODS[method].policy.refusal(SPEC) is not None:
+        pytest.skip(f"{method} does not take {SPEC}")
+    session = opened(method)
+    play(session, range(3))
+    twins = [copied(session) for copied in COPIES.values()]
+    expected = play(session, range(3, STEPS))
+    for twin in twins:
+        assert torch.equal(play(twin, range(3, STEPS)), expected)
+
+
+def test_a_copy_shares_the_policy_and_a_deep_copy_does_not() -> None:
+    session = opened(path="cached")
+    assert copy.copy(session).policy is session.policy
+    assert copy.deepcopy(session).policy is not session.policy
+
+
+def test_a_pickled_session_holds_what_was_seen_and_not_its_capacity() -> None:
+    policy = build_random("uat", SPEC, dtype=torch.float32, max_positions=10_001)
+    small, large = (Session(policy, capacity=capacity) for capacity in (10, 10_000))
+    for session in (small, large):
+        play(session, range(3))
+    assert len(pickle.dumps(large)) - len(pickle.dumps(small)) < 100_000
+    assert torch.equal(
+        play(pickle.loads(pickle.dumps(large)), range(3, 9)), play(pickle.loads(pickle.dumps(small)), range(3, 9))
+    )
+
+
+# ---------------------------------------------------------------- processes
+
+
+def in_a_fork(ask: Callable[[], Any], seconds: float = 60.0) -> Any:
+    """What a forked process answers, or its error; a process that hangs is an error too."""
+    ours, theirs = multiprocessing.Pipe()
+
+    def answer() -> None:
+        try:
+            theirs.send(ask())
+        except Exception as error:
+            theirs.send(error)
+        finally:
+            os._exit(0)
+
+    process = multiprocessing.get_context("fork").Process(target=answer)
+    process.start()
+    theirs.close()
+    try:
+        assert ours.poll(seconds), "the forked process hangs"
+        return ours.recv()
+    finally:
+        process.kill()
+        process.join()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+@every_path
+def test_a_forked_process_goes_on_with_the_session(path: Any) -> None:
+    session = opened(path=path, streams=64)
+    with threads(1):
+        play(session, range(4))
+        found = in_a_fork(lambda: play(session, range(4, STEPS)).numpy())
+        assert isinstance(found, np.ndarray), found
+        assert torch.equal(torch.from_numpy(found), play(session, range(4, STEPS)))
+
+
+def test_a_pickled_session_goes_on_in_a_new_process() -> None:
+    session = opened()
+    play(session, range(4))
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        found = pool.apply(play, (session, range(4, STEPS)))
+    assert torch.equal(found, play(session, range(4, STEPS)))
