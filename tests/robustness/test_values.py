@@ -142,7 +142,7 @@ def test_logs_beyond_float32_are_refused(name: str, number: float) -> None:
 
 
 def test_a_reward_is_judged_as_it_is_told() -> None:
-    """Scaled: 1e-6 of the largest number is too much where rewards reach the policy a million and more times as large."""
+    """Scaled: 1e-6 of the largest number is too much where rewards reach the policy a million times as large."""
     spec = replace(WEIGHTS, reward_scale=1e7)
     session = Session(build_random("uat", spec, dtype=torch.float32))
     session.act(np.ones((1, 5)))
@@ -181,7 +181,7 @@ def test_an_answer_that_is_not_finite_is_refused_and_forgotten(spec: uat.Spec, p
     session, fresh = Session(policy, streams=2, path=path), Session(policy, streams=2, path=path)
     good, bad = np.array([[0, 1, 1, 1, 1]] * 2), np.array([[0, 1, 1, 1, 1], [9, 1, 1, 1, 1]])
     session.act(good)
-    with pytest.raises(ValueError, match="answer is not finite.* all streams .* begin a new episode"):
+    with pytest.raises(ValueError, match=r"answer is not finite.* all streams .* begin a new episode"):
         session.act(bad)
     for _ in range(spec.horizon):
         assert torch.equal(session.act(good), fresh.act(good))

@@ -1,4 +1,4 @@
-"""A copied, pickled or forked session remembers what the original did, and goes on by itself with the same decisions."""
+"""A copied, pickled or forked session remembers what the original did, and goes on by itself as the original does."""
 
 from __future__ import annotations
 

@@ -191,9 +191,7 @@ class Session:
         if chosen.size and (chosen.min() < 0 or chosen.max() >= self.streams):
             raise ValueError(f"restart: streams must lie in [0, {self.streams}), got {shown(chosen.tolist())}")
         if len(np.unique(chosen)) < len(chosen):
-            raise ValueError(
-                f"restart: expected different stream numbers (a mask is of booleans), got {shown(streams)}"
-            )
+            raise ValueError(f"restart: expected different stream numbers, or booleans as a mask, got {shown(streams)}")
         return chosen.astype(np.int64)
 
     # ------------------------------------------------------------ copies and other processes
