@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "acting": {"settings", "types"},
     "checks": {"settings", "types"},
     "logs": {"settings", "types", "checks"},
-    "feedback": {"settings", "types", "noise", "acting"},
+    "feedback": {"settings", "types", "checks", "noise", "acting"},
     "config": {"settings", "types", "methods", "domains", "feedback"},
     "recipes": {"types", "methods", "domains", "config"},
     "runs": {"files", "lock", "tensor_files", "types", "methods", "domains", "config"},

@@ -25,8 +25,9 @@ import torch
 from torch import Tensor
 
 from uat.acting import told
+from uat.checks import check_ids
 from uat.noise import uniform
-from uat.settings import Amount, Delay, check_fields
+from uat.settings import Amount, Delay, Seed, check_fields, checked, shown
 from uat.types import NO_ACTION, Noise, Simulator, Spec, Trajectory, shift
 
 PREFIX = "feedback."
@@ -204,10 +205,15 @@ def corrupt(
     known = {f.name for f in fields(FeedbackConfig)}
     if unknown := sorted(settings.keys() - known):
         raise ValueError(f"unknown feedback setting {unknown[0]!r}; known: {', '.join(sorted(known))}")
-    config = replace(config, **settings)
+    config = replace(checked(config, FeedbackConfig, "config"), **settings)
+    checked(seed, Seed, "seed")
     if not isinstance(what, Trajectory):
+        if not (hasattr(what, "noise") and hasattr(what, "spec")):
+            raise ValueError(f"what={shown(what)} must be a simulator, a recording or a Trajectory")
         return corrupted_worlds(what, config)
-    ids_B = torch.arange(len(what.valid)) if episode_ids is None else episode_ids
+    ids_B = torch.arange(len(what.valid))
+    if episode_ids is not None:
+        ids_B = check_ids("episode_ids", episode_ids, (len(what.valid),), 2**63 - 1)
     return config.tell(what, config.draw(ids_B.to(what.valid.device), seed, what.valid.shape[1]))
 
 

@@ -80,6 +80,16 @@ def check_name(name: Any, where: str) -> str:
     raise FileError(f"{where} {name!r:.60} cannot be part of a file's name: expected letters, digits and . _ + = -")
 
 
+def check_path(value: Any, name: str) -> Path:
+    """A path that a caller gives, or a ValueError with the argument's name."""
+    if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str):
+        raise ValueError(f"{name}={value!r:.60} must be a path: a str or a pathlib.Path")
+    text = os.fspath(value)
+    if not text or "\0" in text:
+        raise ValueError(f"{name}={value!r:.60} is not the name of a file or folder")
+    return Path(text)
+
+
 # ---------------------------------------------------------------- writing
 
 

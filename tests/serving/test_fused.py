@@ -4,6 +4,8 @@ elsewhere."""
 # ruff: noqa: E402 (what needs Triton is imported where there is Triton)
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 from dataclasses import replace
 
@@ -96,6 +98,16 @@ def test_the_choice_is_the_kernels_own(method: str, masked: bool, monkeypatch: p
     found = torch.stack(play(Session(policy, streams=streams, path="fast")))
     assert torch.equal(found, expected)
     assert len(expected.unique()) > 1
+
+
+def test_copies_decide_as_the_original() -> None:
+    """To the last bit: answers are weights, which show all of a logit. Neither disturbs the other."""
+    session, obs = Session(build("uat", replace(SPEC, action=Weights(4))), streams=2, path="fast"), torch.ones(2, 5)
+    session.act(obs)
+    twins = [copy.copy(session), copy.deepcopy(session), pickle.loads(pickle.dumps(session))]
+    expected = session.act(obs, reward=[0.5, -0.5])
+    session.act(obs, reward=[1.0, 1.0])
+    assert all(torch.equal(twin.act(obs, reward=[0.5, -0.5]), expected) for twin in twins)
 
 
 def test_the_policy_stays_on_its_path() -> None:

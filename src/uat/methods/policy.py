@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, is_dataclass
+from typing import Any, ClassVar, Literal, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from uat.nn.blocks import Trace, Transformer
 from uat.nn.cache import KVCache
 from uat.nn.heads import Head, HeadAnswers
 from uat.nn.utility import UtilityGates
-from uat.settings import Scale, check_fields
+from uat.settings import Scale, check_fields, checked
 from uat.types import Answers, Batch, Losses, Noise, Spec, Step, Trajectory, masked_sum
 
 
@@ -60,6 +60,9 @@ class Policy(nn.Module, ABC):
 
     def __init__(self, spec: Spec, config: Any) -> None:
         super().__init__()
+        checked(spec, Spec, "spec")
+        if (kind := config_type(type(self))) is not None:
+            checked(config, kind, "config")
         if reason := self.refusal(spec):
             raise ValueError(f"{type(self).__name__} {reason}")
         self.spec, self.config = spec, config
@@ -170,6 +173,15 @@ class Policy(nn.Module, ABC):
         What no gradient moves (`requires_grad` False, such as averages of weights) is in none, and in checkpoints.
         """
         return {"base": [p for p in self.parameters() if p.requires_grad]}
+
+
+def config_type(kind: type[Policy]) -> type | None:
+    """The class of settings that a policy declares (`config: UATConfig`); None: it declares none."""
+    try:
+        hint = get_type_hints(kind).get("config")
+    except Exception:  # names that only a type checker can see
+        return None
+    return hint if isinstance(hint, type) and is_dataclass(hint) else None
 
 
 class TransformerPolicy(Policy):
