@@ -385,3 +385,31 @@ def test_a_policy_changed_after_fusing_leaves_the_fused_pass(method: str, name: 
     found = policy.loss(batch)["imitation"][0]
     assert not policy.fused_pass
     assert torch.equal(found, policy.loss(batch)["imitation"][0])
+
+
+# ---------------------------------------------------------------- methods that adapt
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (CHANGES["activation"].change, f"{BLOCK}.ff.1 is of class GELU, expected ReLU"),
+        (inside(f"{BLOCK}.ff.0", lambda m: m.register_forward_hook(zero)), f"{BLOCK}.ff.0 has a forward hook"),
+        (
+            put("backbone", build_random("vanilla", SPEC).get_submodule("backbone")),
+            "backbone or head is not the learner",
+        ),
+        (put("head", DiscreteHead(12, 4)), "backbone or head is not the learner"),
+    ],
+    ids=["activation", "hook", "backbone", "head"],
+)
+@pytest.mark.parametrize("method", ["tent", "cotta"])
+def test_a_changed_policy_does_not_adapt(method: str, change: Change, said: str) -> None:
+    """Its step reads weights, too, and would not see the change."""
+    policy = build_random(method, SPEC, dtype=torch.float32)
+    policy.init_state(2, 3, CPU)
+    change(policy)
+    with pytest.raises(ValueError, match=f"cannot adapt this policy: .*{said}"):
+        policy.init_state(2, 3, CPU)
+    with pytest.raises(ValueError, match="cannot adapt this policy"):
+        Session(policy)

@@ -51,6 +51,16 @@ class Adapting(Policy):
     def loss(self, batch: Batch) -> Losses:
         return self.learner.loss(batch)
 
+    def open_cache(self, streams: int, capacity: int) -> KVCache:
+        """Keys and values of so many steps in every stream. The step that adapts reads weights and calls no modules, so
+        a backbone whose modules were changed is refused."""
+        difference = self.learner.structure_difference()
+        if difference is None and (self.backbone is not self.learner.backbone or self.head is not self.learner.head):
+            difference = "its backbone or head is not the learner's"
+        if difference is not None:
+            raise ValueError(f"{type(self).__name__} cannot adapt this policy: {difference}")
+        return self.backbone.init_cache(streams, capacity, may_fuse=False)
+
     @abstractmethod
     def adapt(self, state: Any, step: Step) -> tuple[Tensor, Any]:
         """h (B, D) of the answer, and the state after adapting to this step."""

@@ -84,7 +84,7 @@ class Cotta(Adapting):
         self.register_buffer("restore_N", chosen_N, persistent=False)
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> CottaState:
-        cache, student_cache = (self.backbone.init_cache(streams, capacity, may_fuse=False) for _ in range(2))
+        cache, student_cache = (self.open_cache(streams, capacity) for _ in range(2))
         student_BP, teacher_BP = (self.layout.zeros(streams, like=self.backbone.positions) for _ in range(2))
         step_S, start_B = torch.arange(capacity, device=device), torch.zeros_like(cache.length_B)
         drawn = {"jitter_SRD": self.jitter(step_S), "turn_S1": self.turns(step_S)}

@@ -54,7 +54,7 @@ class Tent(Adapting):
         self.layout = Layout(self.backbone, norm_names(self.backbone))
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> TentState:
-        cache = self.backbone.init_cache(streams, capacity, may_fuse=False)
+        cache = self.open_cache(streams, capacity)
         zeros = [self.layout.zeros(streams, like=self.backbone.positions) for _ in range(3)]
         return TentState(cache, torch.zeros_like(cache.length_B), *zeros)
 
