@@ -23,6 +23,7 @@ from uat.methods.vanilla import Vanilla
 from uat.nn.kernels.cpu_step import CPUStep
 from uat.serving.entrance import Entrance, Values
 from uat.serving.fused import FusedStep
+from uat.threads import cpu_threads, thread_count
 from uat.types import Agent, Discrete, Step
 
 FAST_STREAMS = 8
@@ -62,6 +63,8 @@ class Session:
     by NumPy, or by a kernel, which is compiled when the first session of its kind opens (and once more where actions
     are first masked). It copies the weights then: open another session after training on. With path="cached" the
     policy's own `step` plays, whatever its weights are by then.
+
+    threads: CPU threads of the cached step, wherever `act` is called; unset: UAT_THREADS, or one.
     """
 
     path: Literal["fast", "cached"]
@@ -73,6 +76,7 @@ class Session:
         streams: int = 1,
         capacity: int | None = None,
         path: Literal["auto", "fast", "cached"] = "auto",
+        threads: int | None = None,
     ) -> None:
         if streams < 1:
             raise ValueError(f"streams={streams} must be at least 1")
@@ -80,7 +84,7 @@ class Session:
         self.capacity = policy.spec.horizon if capacity is None else capacity
         if self.capacity < 1:
             raise ValueError(f"capacity={capacity} must be at least 1")
-        self.device = next(policy.parameters()).device
+        self.device, self.threads = next(policy.parameters()).device, thread_count(threads)
         self._agent, self._state = self._open(path)
         self.path = "cached" if self._agent is policy else "fast"
         self._entrance = Entrance(self.spec, streams)
@@ -185,7 +189,8 @@ class Session:
         copies = {name: torch.tensor(x, device=self.device) for name, x in told.items()}  # a policy may keep them
         may_BA = None if allowed_BA is None else torch.tensor(allowed_BA, device=self.device)
         step = Step(**copies, allowed=may_BA)
-        chosen, self._state = decide(self._agent, self.spec, self._state, step, None)
+        with cpu_threads(self.threads):
+            chosen, self._state = decide(self._agent, self.spec, self._state, step, None)
         answer = chosen.cpu()
         self._last = (
             (answer.float() if answer.dtype == torch.bfloat16 else answer).numpy().copy()
