@@ -34,6 +34,8 @@ from uat.runs import Run
 from uat.studies.command import command as reproduce_command
 from uat.studies.grids import STUDIES
 from uat.studies.options import Reproduce
+from uat.terminal import one_line_warnings
+from uat.threads import ThreadsWarning, cpu_threads
 from uat.training.progress import show_progress
 from uat.training.ranks import launched
 
@@ -68,6 +70,8 @@ class Evaluate:
     """Score runs whose training has not come to its end, too: their best weights so far."""
     device: Device = None
     """Where to run; unset: CUDA if there is one."""
+    threads: int | None = None
+    """CPU threads; unset: UAT_THREADS, or one."""
     json: bool = False
     """Print JSON rows, one per line and metric, instead of a table."""
 
@@ -84,6 +88,8 @@ class Audit:
     """How often each channel is resampled."""
     device: Device = None
     """Where to run; unset: CUDA if there is one."""
+    threads: int | None = None
+    """CPU threads; unset: UAT_THREADS, or one."""
     json: bool = False
     """Print JSON rows, one per run and channel, instead of a table."""
 
@@ -100,6 +106,8 @@ class Demo:
     """Seed of both runs."""
     device: Device = None
     """Where to run; unset: CUDA if there is one."""
+    threads: int | None = None
+    """CPU threads; unset: UAT_THREADS, or one."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -154,7 +162,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args[0] == "--version":
             print(uat.__version__)
             return
-        VERBS[lookup("command", args[0], VERBS)](args[1:])
+        verb = VERBS[lookup("command", args[0], VERBS)]
+        with one_line_warnings("uat", ThreadsWarning), contextlib.nullcontext() if verb is run_bench else cpu_threads():
+            verb(args[1:])
     except (ValueError, OSError) as error:
         sys.exit(fail(str(error)))
     except KeyboardInterrupt:
@@ -197,7 +207,13 @@ def run_train(args: list[str]) -> None:
         return
     out = options.out or Path("runs") / f"{config.domain_name}-{config.method_name}-{config.preset}-{config.seed}"
     run = uat.train(
-        config, out, resume=options.resume, source=options.source, device=options.device, progress=show_progress
+        config,
+        out,
+        resume=options.resume,
+        source=options.source,
+        device=options.device,
+        threads=options.threads,
+        progress=show_progress,
     )
     if launched().rank:
         return  # the first of several processes speaks for all
@@ -212,7 +228,7 @@ def run_evaluate(args: list[str]) -> None:
     if not options.runs:
         raise ValueError("name at least one run folder: uat evaluate RUN...")
     runs = [Run.open(path) for path in options.runs]
-    how = {name: getattr(options, name) for name in ("episodes", "references", "unfinished", "device")}
+    how = {name: getattr(options, name) for name in ("episodes", "references", "unfinished", "device", "threads")}
     for run in runs if options.unfinished else []:
         if said := what_is_unfinished(run):
             print(f"uat: {said}", file=sys.stderr)
@@ -232,7 +248,7 @@ def run_audit(args: list[str]) -> None:
     if not options.runs:
         raise ValueError("name at least one run folder: uat audit RUN...")
     runs = [Run.open(path) for path in options.runs]
-    how = {name: getattr(options, name) for name in ("episodes", "draws", "device")}
+    how = {name: getattr(options, name) for name in ("episodes", "draws", "device", "threads")}
     found = [(run, audit_run(run, **how)) for run in runs]
     rows = [
         {"run": str(run.path), "method": run.config.method_name, "domain": run.config.domain_name, **row}
@@ -249,7 +265,12 @@ def run_demo(args: list[str]) -> None:
 
     options = parse(Demo, args, "uat demo")
     rows, page = demo(
-        options.out, preset=options.preset, seed=options.seed, device=options.device, progress=show_progress
+        options.out,
+        preset=options.preset,
+        seed=options.seed,
+        device=options.device,
+        threads=options.threads,
+        progress=show_progress,
     )
     print_rows(rows, as_json=options.json)
     print(f"page: {page}", file=sys.stderr)
@@ -355,6 +376,8 @@ class TrainOptions:
     """Run folder whose training is the same, such as Vanilla's for tent and cotta: taken over, not done again."""
     device: Device = None
     """Where to run; unset: CUDA if there is one."""
+    threads: int | None = None
+    """CPU threads; unset: UAT_THREADS, or one."""
     dry_run: bool = False
     """Print the settings and stop."""
     json: bool = False

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -33,3 +36,19 @@ def encodable(text: str) -> str:
     except (UnicodeEncodeError, LookupError):
         return text.replace("±", "+/-")
     return text
+
+
+@contextlib.contextmanager
+def one_line_warnings(program: str, kind: type[Warning]) -> Iterator[None]:
+    """Show warnings of this kind as one line on standard error inside, and all others as Python does."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def shown(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, kind):
+                say(f"{program}: {message}")
+            else:
+                show(message, category, *where, **more)
+
+        warnings.showwarning = shown
+        yield

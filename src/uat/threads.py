@@ -4,8 +4,10 @@ Models of the paper's size gain little from a second thread on an idle machine a
 where threads wait for each other in every operation. The number also decides in which order sums are added, and so the
 last bits of every result: training records it.
 
-NumPy, which the fast step of a session uses, takes its number from the environment when it is loaded
-(OPENBLAS_NUM_THREADS or MKL_NUM_THREADS); `uat.nn.kernels.cpu_step` says when that matters.
+This is the number of threads that share one operation. Nothing here runs several operations at once, so torch's other
+number (`torch.set_num_interop_threads`) does not matter. NumPy, which the fast step of a session uses, takes its number
+from the environment when it is loaded (OPENBLAS_NUM_THREADS or MKL_NUM_THREADS); `uat.nn.kernels.cpu_step` says when
+that matters.
 """
 
 from __future__ import annotations
@@ -13,34 +15,47 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from contextvars import ContextVar
 
 import torch
 
 VARIABLE = "UAT_THREADS"
 MOST = 1024
 
+_around: ContextVar[int | None] = ContextVar("threads of the enclosing block", default=None)
+
+
+class ThreadsWarning(UserWarning):
+    """A run goes on with another number of threads than it had."""
+
 
 def thread_count(asked: int | None = None) -> int:
-    """The number asked for; unset, what UAT_THREADS says; else one."""
-    name, value = ("threads", asked) if asked is not None else (VARIABLE, os.environ.get(VARIABLE, "1"))
-    if isinstance(value, str) and value.isascii() and value.isdigit():
-        value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST:
+    """The number asked for; unset, that of the enclosing `cpu_threads`, else what UAT_THREADS says, else one."""
+    name, value = "threads", asked
+    if value is None:
+        value = _around.get()
+    if value is None:
+        name, value = VARIABLE, os.environ.get(VARIABLE, "1")
+    is_text = isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= len(str(MOST))
+    count = int(value) if is_text else value
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MOST:
         raise ValueError(f"{name}={value!r:.40} must be a whole number from 1 to {MOST}")
-    return value
+    return count
 
 
 @contextlib.contextmanager
-def threads(count: int) -> Iterator[None]:
-    """torch computes with this many threads inside, and with as many as before outside."""
-    if count < 1:
-        raise ValueError(f"threads: count={count} must be at least 1")
-    before = torch.get_num_threads()
-    if count == before:
-        yield
-        return
-    torch.set_num_threads(count)
+def cpu_threads(asked: int | None = None) -> Iterator[int]:
+    """torch computes with `thread_count(asked)` threads inside, and with as many as before outside.
+
+    `@cpu_threads()` does the same for a function; the number is looked up at each call.
+    """
+    count, before, around = thread_count(asked), torch.get_num_threads(), _around.get()
+    _around.set(count)
+    if count != before:
+        torch.set_num_threads(count)
     try:
-        yield
+        yield count
     finally:
-        torch.set_num_threads(before)
+        _around.set(around)
+        if torch.get_num_threads() != before:
+            torch.set_num_threads(before)

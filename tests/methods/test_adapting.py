@@ -19,7 +19,7 @@ from uat.recipes import recipe
 from uat.runs import Run, load_policy
 from uat.serving import Session
 from uat.tensor_files import RunError
-from uat.threads import threads
+from uat.threads import cpu_threads
 from uat.training import train
 from uat.training.playing import Player
 from uat.training.progress import Progress
@@ -257,6 +257,6 @@ def test_evaluation_takes_at_most_23_times_vanillas_time(method: str) -> None:
             found.append(time.process_time() - start)
         return min(found)
 
-    with threads(1):
+    with cpu_threads(1):
         ratio = seconds(method) / seconds("vanilla")
     assert ratio < 23, f"{method} takes {ratio:.1f} times as long"

@@ -21,7 +21,7 @@ from uat.methods.uat import UAT
 from uat.nn.kernels import cpu_step
 from uat.nn.kernels.cpu_step import CPUStep
 from uat.serving.session import FAST_STREAMS, Session, open_fast
-from uat.threads import threads
+from uat.threads import cpu_threads
 from uat.types import Spec, Step
 
 PAPER = {"d_model": 64, "num_heads": 4, "num_layers": 3, "d_ff": 128}
@@ -299,7 +299,7 @@ def test_fast_step_is_fast_and_long_contexts_cost_what_reading_them_does(method:
     spec = replace(DarkRoom(DarkRoomConfig()).spec, horizon=4096)
     policy = build_random(method, spec, dtype=torch.float32, **PAPER)
     fast = fast_of(policy)
-    with threads(1):
+    with cpu_threads(1):
         steps = {context: stepping(fast, spec, context) for context in (60, 1024, 4096)}
         reads = {context: reading(policy, context) for context in (1024, 4096)}
         recomputed = {context: recomputing(policy, spec, context) for context in (60, 4096)}

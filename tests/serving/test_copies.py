@@ -18,7 +18,7 @@ from torch import Tensor
 from tests.builders import SPECS, build_random
 from uat.methods import METHODS
 from uat.serving.session import Session
-from uat.threads import threads
+from uat.threads import cpu_threads
 
 STREAMS, STEPS = 3, 7
 SPEC = replace(SPECS["vector-weights"], reward_lag=2)  # answers are weights: every bit of a logit shows
@@ -124,7 +124,7 @@ def in_a_fork(ask: Callable[[], Any], seconds: float = 60.0) -> Any:
 @every_path
 def test_a_forked_process_goes_on_with_the_session(path: Any) -> None:
     session = opened(path=path, streams=64)
-    with threads(1):
+    with cpu_threads(1):
         play(session, range(4))
         found = in_a_fork(lambda: play(session, range(4, STEPS)).numpy())
         assert isinstance(found, np.ndarray), found
@@ -137,3 +137,13 @@ def test_a_pickled_session_goes_on_in_a_new_process() -> None:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         found = pool.apply(play, (session, range(4, STEPS)))
     assert torch.equal(found, play(session, range(4, STEPS)))
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_fork_that_would_wait_for_threads_of_its_parent_is_refused() -> None:
+    session = Session(build_random("uat", SPEC, dtype=torch.float32), streams=64, path="cached", threads=2)
+    play(session, range(4))
+    found = in_a_fork(lambda: play(session, range(4, STEPS)).numpy())
+    assert isinstance(found, ValueError)
+    assert "a forked process cannot use the 2 threads of its parent" in str(found)
+    play(session, range(4, STEPS))

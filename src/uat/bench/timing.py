@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from uat.threads import cpu_threads
+
 Key = TypeVar("Key")
 
 ROUNDS = 5
@@ -104,16 +106,11 @@ def quiet() -> Iterator[None]:
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[None]:
     """Torch computes with so many threads inside, and so does numpy where `numpy_obeys`."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        if importlib.util.find_spec("threadpoolctl") is None:
-            yield
-        else:
-            with importlib.import_module("threadpoolctl").threadpool_limits(count, "blas"):
-                yield
-    finally:
-        torch.set_num_threads(before)
+    numpys: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if importlib.util.find_spec("threadpoolctl") is not None:
+        numpys = importlib.import_module("threadpoolctl").threadpool_limits(count, "blas")
+    with cpu_threads(count), numpys:
+        yield
 
 
 def numpy_obeys(count: int) -> bool:

@@ -37,6 +37,7 @@ from uat.evaluation.intervals import interval
 from uat.evaluation.scores import CEILING
 from uat.noise import gumbel
 from uat.runs import Run, load_policy
+from uat.threads import cpu_threads
 from uat.training.surroundings import pick_device
 from uat.types import (
     Agent,
@@ -131,6 +132,7 @@ def audit(
     draws: int = 2,
     seed: int = 0,
     device: torch.device | str = "cpu",
+    threads: int | None = None,
 ) -> Audit:
     """Audit a policy, ours or anybody's (see the module).
 
@@ -139,7 +141,22 @@ def audit(
     spec: the decision problem, for policies that do not say `.spec`.
     reference: who decides best, to say whether the process is feedback-informative: a domain's Bayes filter.
     draws: how often each channel is resampled.
+    threads: CPU threads; unset: UAT_THREADS, or one.
     """
+    with cpu_threads(threads):
+        return _audit(policy, histories, spec, reference, episodes, draws, seed, device)
+
+
+def _audit(
+    policy: Agent[Any],
+    histories: Simulator[Any] | Recording | Trajectory | None,
+    spec: Spec | None,
+    reference: Agent[Any] | Reader | None,
+    episodes: int,
+    draws: int,
+    seed: int,
+    device: torch.device | str,
+) -> Audit:
     spec = spec or getattr(policy, "spec", None) or getattr(histories, "spec", None)
     if spec is None:
         raise ValueError("audit: this policy has no spec; name the decision problem with spec=")
@@ -160,15 +177,21 @@ def audit(
 
 
 def audit_run(
-    run: Run | Path | str, *, episodes: int = 64, draws: int = 2, device: torch.device | str | None = None
+    run: Run | Path | str,
+    *,
+    episodes: int = 64,
+    draws: int = 2,
+    device: torch.device | str | None = None,
+    threads: int | None = None,
 ) -> Audit:
     """Audit a run's policy on test worlds of its domain, beside the domain's Bayes filter where there is one."""
     run, chosen = run if isinstance(run, Run) else Run.open(run), pick_device(device)
-    domain = run.config.build_domain()
-    policy = load_policy(run.path).to(chosen)
-    worlds, filter_ = domain.simulator("test", chosen), domain.references().get(CEILING)
-    seed = split_seed("test", 0)
-    return audit(policy, worlds, reference=filter_, episodes=episodes, draws=draws, seed=seed, device=chosen)
+    with cpu_threads(threads):
+        domain = run.config.build_domain()
+        policy = load_policy(run.path).to(chosen)
+        worlds, filter_ = domain.simulator("test", chosen), domain.references().get(CEILING)
+        seed = split_seed("test", 0)
+        return audit(policy, worlds, reference=filter_, episodes=episodes, draws=draws, seed=seed, device=chosen)
 
 
 # ---------------------------------------------------------------- histories

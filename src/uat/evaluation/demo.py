@@ -15,6 +15,7 @@ from uat.evaluation.scores import CEILING, EXPERT, RANDOM, Evaluation, evaluate,
 from uat.methods import Policy
 from uat.recipes import recipe
 from uat.runs import Run, load_policy, manifest
+from uat.threads import cpu_threads
 from uat.training.playing import Player
 from uat.training.surroundings import pick_device
 from uat.training.trainer import ShowProgress, train
@@ -31,9 +32,20 @@ def demo(
     preset: Literal["smoke", "quick", "paper"] = "quick",
     seed: int = 0,
     device: torch.device | str | None = None,
+    threads: int | None = None,
     progress: ShowProgress | None = None,
 ) -> tuple[list[dict[str, Any]], Path]:
-    """Train both (or go on with the runs that lie there), score them, write the page; its table and its path."""
+    """Train both (or go on with the runs that lie there), score them, write the page; its table and its path.
+
+    threads: CPU threads; unset: UAT_THREADS, or one.
+    """
+    with cpu_threads(threads):
+        return _demo(out, preset, seed, device, progress)
+
+
+def _demo(
+    out: Path, preset: str, seed: int, device: torch.device | str | None, progress: ShowProgress | None
+) -> tuple[list[dict[str, Any]], Path]:
     runs, seconds = {}, {}
     for method in COMPARED:
         config = recipe("darkroom", method, preset, seed=seed)
@@ -74,12 +86,13 @@ def table(found: dict[str, Evaluation], runs: dict[str, Run], seconds: dict[str,
 
 def page_data(rows: list[dict[str, Any]], runs: dict[str, Run], device: torch.device) -> dict[str, Any]:
     """What the page draws; its shape is described in page.py."""
-    domain = runs["uat"].config.build_domain()
+    domain, count = runs["uat"].config.build_domain(), torch.get_num_threads()
+    cpu = f"CPU, {count} thread{'' if count == 1 else 's'}"
     return {
         "title": "Does feedback reshape attention?",
         "subtitle": headline({row["method"]: row["accuracy"] for row in rows}),
         "command": f"uat demo --preset {runs['uat'].config.preset} --seed {runs['uat'].config.seed}",
-        "device": manifest(device)["device"] if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads",
+        "device": manifest(device)["device"] if device.type == "cuda" else cpu,
         "version": __version__,
         "task": domain.task,
         "table": rows,

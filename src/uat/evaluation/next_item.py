@@ -27,6 +27,7 @@ from uat.files import FileError
 from uat.methods import METHODS, Policy
 from uat.noise import derive, uniform
 from uat.settings import Count, Epochs, Scale, Seed, Steps, check_fields
+from uat.threads import cpu_threads
 from uat.training.capture import captured_or_none
 from uat.training.optimizing import build_optimizer, optimize
 from uat.training.surroundings import precision, seeded
@@ -266,7 +267,7 @@ def learn(
 ) -> Iterator[str | Outcome]:
     """Train until validation gets no better; a line for each pass, and at last what came of it."""
     data = LeaveOneOut.of(sequences, config.length).to(device)
-    with seeded(config.seed, device), precision(config.precision):
+    with cpu_threads(), seeded(config.seed, device), precision(config.precision):
         entry, spec = METHODS[method], next_item_spec(sequences.num_items, config.length)
         policy = entry.build(spec, entry.configure(**settings)).to(device)
         learner = Learner(policy, data, config)

@@ -16,6 +16,7 @@ from uat.evaluation.intervals import interval
 from uat.recipes import recipe
 from uat.runs import Run, load_policy
 from uat.tensor_files import RunError, read_tensors, write_tensors
+from uat.threads import cpu_threads
 from uat.training.checkpoint import standing_of
 from uat.training.playing import AT_ONCE, Player, play_all
 from uat.training.surroundings import current, pick_device, precision
@@ -54,12 +55,22 @@ def evaluate(
     references: bool = True,
     unfinished: bool = False,
     device: torch.device | str | None = None,
+    threads: int | None = None,
 ) -> Evaluation:
     """Score a run's policy on the test episodes, beside the Bayes filter, the expert and chance.
 
     The rows are written to the run's scores.jsonl, the numbers per episode beside them. A run whose training has not
     come to its end is refused unless `unfinished`: the best weights so far are then scored.
+
+    threads: CPU threads; unset: UAT_THREADS, or one.
     """
+    with cpu_threads(threads):
+        return _evaluate(run, episodes, references, unfinished, device)
+
+
+def _evaluate(
+    run: Run | Path | str, episodes: int | None, references: bool, unfinished: bool, device: torch.device | str | None
+) -> Evaluation:
     run = run if isinstance(run, Run) else Run.open(run)
     if episodes is not None and episodes < 1:
         raise ValueError(f"episodes={episodes} must be at least 1")

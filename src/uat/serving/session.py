@@ -7,6 +7,7 @@ training decide what the policy knows.
 from __future__ import annotations
 
 import copy
+import math
 import os
 import warnings
 from collections import deque
@@ -27,6 +28,7 @@ from uat.serving.entrance import Entrance, Values
 from uat.serving.fused import FusedStep
 from uat.settings import Count, Steps, checked, shown
 from uat.tensor_files import first_not_finite
+from uat.threads import cpu_threads, thread_count
 from uat.types import Agent, Discrete, Step
 
 FAST_STREAMS = 8
@@ -79,6 +81,8 @@ class Session:
 
     A session can be copied (`copy.copy` shares the policy, `copy.deepcopy` copies it), pickled, and on a CPU used on in
     a forked process: each copy remembers what the original did, and goes on by itself with the same decisions.
+
+    threads: CPU threads of the cached step, wherever `act` is called; unset: UAT_THREADS, or one.
     """
 
     path: Literal["fast", "cached"]
@@ -90,11 +94,12 @@ class Session:
         streams: int = 1,
         capacity: int | None = None,
         path: Literal["auto", "fast", "cached"] = "auto",
+        threads: int | None = None,
     ) -> None:
         self.policy, self.device = _check_policy(policy).eval(), next(policy.parameters()).device
         self.spec, self.streams = policy.spec, checked(streams, Count, "streams")
         self.capacity = policy.spec.horizon if capacity is None else checked(capacity, Steps, "capacity")
-        self._process = os.getpid()
+        self.threads, self._process = thread_count(threads), os.getpid()
         try:
             self._agent, self._state = self._open(path)
         except (MemoryError, torch.OutOfMemoryError, RuntimeError) as error:
@@ -207,11 +212,11 @@ class Session:
 
     def _check_fork(self) -> None:
         """In a forked process neither a GPU nor threads of the parent go on."""
-        if self.device.type != "cpu" or torch.get_num_threads() > 1:
-            why = "a GPU" if self.device.type != "cpu" else f"{torch.get_num_threads()} threads"
+        if self.device.type != "cpu" or self.threads > 1:
+            why = "the GPU" if self.device.type != "cpu" else f"the {self.threads} threads"
             raise ValueError(
-                f"this session belongs to process {self._process}, and a forked process cannot use {why} of its "
-                "parent: open a session there, or start the process with the method 'spawn' and hand it a pickled one"
+                f"this session belongs to process {self._process}, and a forked process cannot use {why} of "
+                "its parent: open a session there, or spawn the process and hand it a pickled session"
             )
         self._process = os.getpid()
 
@@ -221,7 +226,7 @@ class Session:
         self, agent: CPUStep, obs: Values, action: Values, reward_B: Values, first_B: Values, allowed_BA: Values | None
     ) -> Tensor:
         logits_BA = agent.decide(self._state, obs, action, reward_B.tolist(), first_B.tolist(), allowed_BA)
-        if not logits_BA.max() < np.inf:  # NaN is not below it either
+        if not logits_BA.max() < math.inf:  # NaN is not below it either
             self._refuse_answer()
         if isinstance(self.spec.action, Discrete):
             self._last = logits_BA.argmax(-1)  # the first of equals, as in torch
@@ -241,9 +246,10 @@ class Session:
             chosen, self._state = self._agent.decide(self._state, step)
             answer = chosen.cpu()
         else:
-            logits_BA, self._state = self._agent.step(self._state, step)
-            answer = choose(logits_BA, self.spec).cpu()
-            if not bool(logits_BA.max() < torch.inf):
+            with cpu_threads(self.threads):
+                logits_BA, self._state = self._agent.step(self._state, step)
+                answer, largest = choose(logits_BA, self.spec).cpu(), float(logits_BA.max())
+            if not largest < math.inf:  # NaN is not below it either
                 self._refuse_answer()
         self._last = (
             (answer.float() if answer.dtype == torch.bfloat16 else answer).numpy().copy()

@@ -24,6 +24,7 @@ import torch
 from uat.config import RunConfig
 from uat.recipes import recipe
 from uat.runs import Run, manifest
+from uat.threads import cpu_threads, thread_count
 from uat.training.playing import Player
 from uat.training.surroundings import pick_device, precision, seeded
 from uat.training.trainer import Trainer, build_policy
@@ -36,15 +37,15 @@ DOMAIN = "darkroom"
 def measure_apart(method: str, preset: str, device: str | None) -> list[dict[str, Any]]:
     """`measure` where nothing has happened before."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(measure, method, preset, device).result()
+        return pool.submit(measure, method, preset, device, thread_count()).result()
 
 
-def measure(method: str, preset: str, device: str | None) -> list[dict[str, Any]]:
+def measure(method: str, preset: str, device: str | None, threads: int | None = None) -> list[dict[str, Any]]:
     """One row per metric of one method."""
     chosen, config = pick_device(device), recipe(DOMAIN, method, preset)
     about = {"method": method, "domain": DOMAIN, "batch": config.train.batch_size, "preset": preset}
     about |= {"device": device_name(device), "precision": config.train.precision}
-    with precision(config.train.precision), seeded(0, chosen):
+    with cpu_threads(threads), precision(config.train.precision), seeded(0, chosen):
         found = {**_training(config, chosen), **_acting(config, chosen)}
     return [{**about, "metric": name, "value": value} for name, value in found.items()]
 

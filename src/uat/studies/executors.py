@@ -39,12 +39,13 @@ class InProcess:
 
     device: str | None = None
     workers: int = 1
+    threads: int | None = None
 
     def outcomes(
         self, tasks: Sequence[Task], runs: Path, notes: Path, watch: Callable[[], None]
     ) -> Iterator[tuple[int, Outcome]]:
         for index, task in enumerate(tasks):
-            yield index, do(task, runs, notes / "0.json", self.device)
+            yield index, do(task, runs, notes / "0.json", self.device, self.threads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +54,12 @@ class Pool:
 
     workers: int
     device: str | None = None
+    threads: int | None = None
 
     def outcomes(
         self, tasks: Sequence[Task], runs: Path, notes: Path, watch: Callable[[], None]
     ) -> Iterator[tuple[int, Outcome]]:
-        do_here = partial(_do_here, runs=runs, notes=notes, device=self.device)
+        do_here = partial(_do_here, runs=runs, notes=notes, device=self.device, threads=self.threads)
         begin = partial(_settle_down, device=self.device)
         for index, outcome in run_jobs(tasks, do_here, self.workers, watch, POLL_SECONDS, begin):
             if isinstance(outcome, WorkerDied):
@@ -70,7 +72,6 @@ def _settle_down(place: int, device: str | None) -> None:
     own = own_device(place, device)
     if own is not None and own.startswith("cuda"):
         torch.cuda.set_device(own)  # graphs are captured and kernels launched on the current one
-    torch.set_num_threads(1)
 
 
 def own_device(place: int, device: str | None) -> str | None:
@@ -80,8 +81,8 @@ def own_device(place: int, device: str | None) -> str | None:
     return device
 
 
-def _do_here(place: int, task: Task, runs: Path, notes: Path, device: str | None) -> Outcome:
-    return do(task, runs, notes / f"{place}.json", own_device(place, device))
+def _do_here(place: int, task: Task, runs: Path, notes: Path, device: str | None, threads: int | None) -> Outcome:
+    return do(task, runs, notes / f"{place}.json", own_device(place, device), threads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +93,7 @@ class Ray:
     address: str | None = None
     """Of a running cluster; None: one is started here, with `workers` workers."""
     device: str | None = None
+    threads: int | None = None
 
     def outcomes(
         self, tasks: Sequence[Task], runs: Path, notes: Path, watch: Callable[[], None]
@@ -105,9 +107,10 @@ class Ray:
         ray.init(address=self.address, **how)
         try:
             remote = ray.remote(num_cpus=1, num_gpus=1 if on_gpu else 0, max_retries=0)(do)
+            where = [(notes / f"{index}.json").absolute() for index in range(len(tasks))]
             waiting = {
-                remote.remote(task, runs.absolute(), (notes / f"{index}.json").absolute(), self.device): index
-                for index, task in enumerate(tasks)
+                remote.remote(task, runs.absolute(), note, self.device, self.threads): index
+                for index, (task, note) in enumerate(zip(tasks, where, strict=True))
             }
             while waiting:
                 done, _ = ray.wait(list(waiting), timeout=POLL_SECONDS)

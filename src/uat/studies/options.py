@@ -15,6 +15,7 @@ from uat.studies.cells import Filter
 from uat.studies.executors import need_ray
 from uat.studies.files import Results
 from uat.studies.grids import NAMED_DATA, STUDIES
+from uat.threads import thread_count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,8 @@ class Reproduce:
     """How often a cell that fails is tried again at once; a later run tries it again in any case."""
     device: str | None = None
     """Where to run, cpu or cuda; unset: CUDA if there is one."""
+    threads: int | None = None
+    """CPU threads of each worker; unset: UAT_THREADS, or one."""
     dry_run: bool = False
     """List the cells and about how long they take, and stop."""
     json: bool = False
@@ -70,6 +73,7 @@ class Reproduce:
             raise ValueError(f"workers={self.workers} must be at least 1")
         if self.retries < 0:
             raise ValueError(f"retries={self.retries} must not be negative")
+        thread_count(self.threads)
         if self.address is not None and self.executor != "ray":
             raise ValueError(f"address={self.address!r} is for --executor ray")
         if self.executor == "ray" and not self.dry_run:

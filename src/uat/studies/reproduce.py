@@ -28,6 +28,7 @@ from uat.studies.options import Reproduce
 from uat.studies.probes import look, seen
 from uat.studies.work import Reference, Task, keep_failure, scores_of
 from uat.tensor_files import RunError, read_tensors
+from uat.threads import cpu_threads, thread_count
 from uat.training.progress import Board, show_board
 from uat.training.surroundings import cores, pick_device
 
@@ -49,7 +50,10 @@ class Summing:
 def reproduce(options: Reproduce, board: Callable[[int], Board] = show_board) -> Summing:
     """Run what is left of a study. Nobody else may write in the folder of results meanwhile."""
     cells = cells_of(options)
-    with locked(options.results.path, f"the study {options.study}, preset {options.preset}"):
+    with (
+        locked(options.results.path, f"the study {options.study}, preset {options.preset}"),
+        cpu_threads(options.threads),
+    ):
         return _reproduce(options, cells, board)
 
 
@@ -109,12 +113,12 @@ def on_gpu(options: Reproduce) -> bool:
 
 def executor_for(options: Reproduce) -> Executor:
     gpus = torch.cuda.device_count() if on_gpu(options) else 0
-    workers = options.workers or gpus or cores()
+    workers, threads = options.workers or gpus or cores(), thread_count(options.threads)
     if options.executor == "ray":
-        return Ray(workers=workers, address=options.address, device=options.device)
+        return Ray(workers=workers, address=options.address, device=options.device, threads=threads)
     if workers == 1:
-        return InProcess(device=options.device)
-    return Pool(workers=workers, device=options.device)
+        return InProcess(device=options.device, threads=threads)
+    return Pool(workers=workers, device=options.device, threads=threads)
 
 
 def run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 import traceback
@@ -20,7 +19,7 @@ from uat.methods import training_name
 from uat.runs import Run, describe
 from uat.studies.cells import Cell, Job, source_of
 from uat.tensor_files import RunError
-from uat.threads import threads
+from uat.threads import cpu_threads
 from uat.training.progress import Progress
 from uat.training.surroundings import pick_device, precision
 from uat.training.together import train_together
@@ -64,12 +63,12 @@ class Outcome:
     traceback: str = ""
 
 
-def do(task: Task, runs: Path, note: Path, device: str | None) -> Outcome:
-    """The job, with one CPU thread; a failure is an outcome like any other, so that the rest of a grid goes on."""
+def do(task: Task, runs: Path, note: Path, device: str | None, threads: int | None = None) -> Outcome:
+    """The job, with so many CPU threads; a failure is an outcome like any other, so that the rest of a grid goes on."""
     started, chosen = time.perf_counter(), pick_device(device)
     progress = Note(note, task.name)
     try:
-        with threads(1) if chosen.type == "cpu" else contextlib.nullcontext():
+        with cpu_threads(threads):
             rows = (
                 reference_rows(task, runs, chosen)
                 if isinstance(task, Reference)

@@ -62,12 +62,22 @@ class Standing:
 def standing_of(run: Run) -> Standing | None:
     """Where the run's training stands; None if its folder holds no training, as that of a policy handed on."""
     if run.file(STATE).exists():
-        return read_state(run)[1]
+        return read_state(run).standing
     return Standing() if any(run.file(name).exists() for name in LOGS) else None
 
 
-def read_state(run: Run) -> tuple[dict[str, Tensor], Standing]:
-    """The tensors of the last checkpoint and where it stands, if it is this run's and the log has all of its rows."""
+@dataclass(frozen=True, slots=True)
+class State:
+    """The last checkpoint, as it was read."""
+
+    tensors: dict[str, Tensor]
+    standing: Standing
+    meta: dict[str, Any]
+    """Everything beside the tensors: where training stands, whose it is, and with how many CPU threads."""
+
+
+def read_state(run: Run) -> State:
+    """The last checkpoint, if it is this run's and the log has all of its rows."""
     file = run.file(STATE)
     tensors, meta = read_tensors(file)
     if (owner := meta.get("run", run.config.identity())) != run.config.identity():
@@ -83,7 +93,7 @@ def read_state(run: Run) -> tuple[dict[str, Tensor], Standing]:
         raise RunError(f"{file}: {said}, where only finite numbers can be")
     if (logged := meta.get("metrics")) is not None:
         check_log(run, logged, file)
-    return tensors, standing
+    return State(tensors, standing, meta)
 
 
 def check_log(run: Run, logged: Any, state: Path) -> None:
@@ -107,6 +117,8 @@ class Checkpoint:
     def __init__(self, run: Run, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
         self.run, self.policy, self.optimizer = run, policy, optimizer
         self.best: dict[str, Tensor] = {}
+        self.saved_threads: int | None = None
+        """CPU threads of the checkpoint that was restored, if it says so."""
         self._saved_at = -math.inf
 
     def tensors(self) -> dict[str, Tensor]:
@@ -154,8 +166,8 @@ class Checkpoint:
 
     def _load(self) -> Standing:
         file = self.run.file(STATE)
-        saved, standing = read_state(self.run)
-        own = self.tensors()
+        state = read_state(self.run)
+        saved, own = state.tensors, self.tensors()
         if missing := sorted(own.keys() - saved.keys()):
             raise RunError(f"{file} does not fit this run: {missing[0]} is missing")
         for name, tensor in own.items():
@@ -167,8 +179,9 @@ class Checkpoint:
                 tensor.copy_(saved[name])
         device = next(self.policy.parameters()).device
         self.best = {name[5:]: t.to(device) for name, t in saved.items() if name.startswith("best.")}
+        self.saved_threads = state.meta.get("threads")
         self._save_policy()  # a kill may have left the policy of a later checkpoint
-        return standing
+        return state.standing
 
     def _save_policy(self) -> None:
         file, config = self.run.file("policy.safetensors"), self.run.config
@@ -189,9 +202,9 @@ def adopt(run: Run, source: Run) -> None:
     """
     if run.file(STATE).exists():
         return
-    tensors, standing = read_state(source)
+    state = read_state(source)
     for name in LOGS:
-        run.write_rows(name, [row for row in source.rows(name) if _epoch(row, source.file(name)) <= standing.total])
-    _, meta = read_tensors(source.file(STATE))
+        done = [row for row in source.rows(name) if _epoch(row, source.file(name)) <= state.standing.total]
+        run.write_rows(name, done)
     about = {"run": run.config.identity(), "metrics": summed(run.lines("metrics.jsonl"))}
-    write_tensors(run.file(STATE), tensors, {**meta, **about})
+    write_tensors(run.file(STATE), state.tensors, {**state.meta, **about})

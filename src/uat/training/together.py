@@ -20,6 +20,7 @@ import torch
 from uat.config import RunConfig
 from uat.noise import derive
 from uat.runs import Run
+from uat.threads import cpu_threads
 from uat.training.capture import InTurn, own_stream
 from uat.training.progress import Progress
 from uat.training.surroundings import current, pick_device, precision, seeded
@@ -32,6 +33,7 @@ def train_together(
     *,
     resume: bool = False,
     device: torch.device | str | None = None,
+    threads: int | None = None,
     progress: ShowProgress | None = None,
 ) -> list[Run]:
     """As `train` for each config and its folder. Progress is shown for the first, which stands for all."""
@@ -45,6 +47,7 @@ def train_together(
     chosen = pick_device(device)
     runs = [Run(Path(out), config) for config, out in zip(configs, outs, strict=True)]
     with (
+        cpu_threads(threads),
         contextlib.ExitStack() as kept,
         current(chosen),
         seeded(derive(configs[0].seed, "train"), chosen),

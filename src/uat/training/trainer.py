@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import math
 import time
+import warnings
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from uat.methods import METHODS, Phase, Policy, training_name
 from uat.noise import derive
 from uat.runs import Run, first_difference
 from uat.tensor_files import RunError
+from uat.threads import ThreadsWarning, cpu_threads
 from uat.training.capture import InTurn
 from uat.training.checkpoint import STATE, Checkpoint, DivergedError, adopt
 from uat.training.epoch import Epoch
@@ -41,18 +43,23 @@ def train(
     resume: bool = False,
     source: Run | Path | str | None = None,
     device: torch.device | str | None = None,
+    threads: int | None = None,
     progress: ShowProgress | None = None,
 ) -> Run:
     """Train a policy and leave its run folder at `out`. With `resume`, go on where a run of this config stopped.
 
     source: a run whose training is the same (TENT and CoTTA train as Vanilla); it is taken over, not done again.
+    threads: CPU threads; unset: UAT_THREADS, or one. The run is the same with any number, its last bits are not.
     Started by torchrun, the processes share every batch, and the first of them writes (see `uat.training.ranks`).
     """
-    chosen = pick_device(device)
-    if source is not None:
-        source = check_source(config, source if isinstance(source, Run) else Run.open(source))
-    run = Run(Path(out), config)
-    with joined(config, chosen) as (ranks, own_device), contextlib.ExitStack() as kept:
+    run, chosen = Run(Path(out), config), pick_device(device)
+    with (
+        cpu_threads(threads),
+        joined(config, chosen) as (ranks, own_device),
+        contextlib.ExitStack() as kept,
+    ):
+        if source is not None:
+            source = check_source(config, source if isinstance(source, Run) else Run.open(source))
         if writes := ranks.rank == 0:
             run.is_there(resume=resume)  # a folder of somebody else's is not even locked
             kept.enter_context(run.training())
@@ -145,11 +152,24 @@ class Trainer:
         self.learner = self.policy.learner
         self.checkpoint = Checkpoint(run, self.policy, build_optimizer(self.learner, run.config.train))
         self.standing = self.checkpoint.restore()
+        if ranks.rank == 0 and not self.standing.finished:
+            self._compare_threads()
         worlds = self.domain.simulator("train", device)
         nobody = isinstance(worlds, Recording)  # what happened there does not wait for anyone
         self._players: list[Player] = []
         self.player = self._new_player(None if nobody else self.learner, worlds, sampled=True)
         self.judge = self._new_player(self.learner, self.domain.simulator("validation", device), sampled=False)
+
+    def _compare_threads(self) -> None:
+        """Warn if the run goes on with another number of CPU threads."""
+        before, now = self.checkpoint.saved_threads, torch.get_num_threads()
+        if before not in (None, now):
+            warnings.warn(
+                f"{self.run.path} was trained with {before} CPU thread{'' if before == 1 else 's'} so far and goes on "
+                f"with {now}: its last bits may differ from those of a run that kept one number",
+                ThreadsWarning,
+                stacklevel=4,
+            )
 
     def _new_player(self, agent: Any, simulator: Any, *, sampled: bool) -> Player:
         """Closed when training is over."""

@@ -26,6 +26,7 @@ from uat.evaluation.intervals import interval
 from uat.methods import Policy
 from uat.methods.policy import TransformerPolicy
 from uat.runs import Run, load_policy
+from uat.threads import cpu_threads
 from uat.training.surroundings import pick_device
 from uat.types import Batch, Trajectory
 
@@ -94,6 +95,7 @@ def even_mass(steps: int, shifts: Sequence[int], first: int | None = None) -> li
 # ---------------------------------------------------------------- trained policies under shifts
 
 
+@cpu_threads()
 def shifted_episodes(
     run: Run,
     *,
@@ -132,6 +134,7 @@ class AttentionStudy:
     """Post-shift mass of each policy and their difference, by shift and over all, with 95 % intervals."""
 
 
+@cpu_threads()
 def attention_under_shifts(
     told: Sequence[Run],
     blind: Sequence[Run],

@@ -22,6 +22,7 @@ from uat.methods import Policy
 from uat.methods.policy import TransformerPolicy
 from uat.nn.utility import UtilityGates
 from uat.runs import Run, load_policy
+from uat.threads import cpu_threads
 from uat.training.playing import Player
 from uat.training.surroundings import pick_device, precision
 from uat.types import Batch, Trajectory
@@ -67,6 +68,7 @@ def gates_by_regime(
     return rows
 
 
+@cpu_threads()
 def gates_of(
     run: Run, names: Sequence[str], *, episodes: int = 64, device: torch.device | str | None = None
 ) -> list[dict[str, Any]]:

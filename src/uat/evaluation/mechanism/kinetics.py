@@ -10,6 +10,7 @@ import torch
 from uat.domains import split_seed
 from uat.domains.sepsis.kinetics import Kinetics, kinetics
 from uat.runs import Run, load_policy
+from uat.threads import cpu_threads
 from uat.training.playing import Player
 from uat.training.surroundings import pick_device
 
@@ -17,6 +18,7 @@ EPISODES = 64
 """As many as in the paper."""
 
 
+@cpu_threads()
 def kinetics_of(run: Run, *, episodes: int = EPISODES, device: torch.device | str | None = None) -> Kinetics:
     """Around every shift of the first test episodes, played greedily."""
     domain, chosen = run.config.build_domain(), pick_device(device)

@@ -36,6 +36,7 @@ from uat.evaluation.intervals import interval
 from uat.evaluation.mechanism.gates import gates_in, played
 from uat.methods import Policy
 from uat.runs import Run, load_policy
+from uat.threads import cpu_threads
 from uat.training.surroundings import pick_device
 from uat.types import Batch
 
@@ -77,6 +78,7 @@ class MarketGates:
         return day_X, np.bincount(place, self.norms[quantity][own_E, 1:].ravel()) / np.bincount(place)
 
 
+@cpu_threads()
 def gates_of_markets(run: Run, *, device: torch.device | str | None = None) -> MarketGates:
     """Let the run's policy play all test windows, and sort what it carries inside by what was going on."""
     domain = run.config.build_true_domain()
