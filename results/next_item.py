@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from uat.evaluation.next_item import NextItemConfig, Outcome, Sequences, learn
+from uat.rows import SCORES
 from uat.studies.files import SCORE_KEY, merge
 from uat.training.surroundings import pick_device
 
@@ -69,7 +70,7 @@ def score(method: str, seed: int, sequences: Sequences, args: argparse.Namespace
             for row in rows:
                 print(f"  {method} {seed} {row['split']:10} {row['metric']:10} {row['value']:.4f}", flush=True)
             if args.out is not None:
-                merge(args.out, rows, SCORE_KEY)
+                merge(args.out, rows, SCORE_KEY, SCORES)
         else:
             print(f"{method} {seed} {said}", flush=True)
 

@@ -18,6 +18,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "archives": {"files"},
     "lock": {"files"},
     "settings": set(),
+    "rows": {"files", "settings"},
     "tensor_files": {"files"},
     "terminal": set(),
     "threads": set(),
@@ -36,7 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "feedback": {"settings", "types", "checks", "noise", "acting"},
     "config": {"settings", "types", "methods", "domains", "feedback"},
     "recipes": {"types", "methods", "domains", "config"},
-    "runs": {"files", "lock", "tensor_files", "types", "methods", "domains", "config"},
+    "runs": {"files", "lock", "tensor_files", "types", "methods", "domains", "config", "rows"},
     "training": {
         *ON_DISK,
         "threads",
@@ -51,6 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "recipes",
         "runs",
         "terminal",
+        "rows",
     },
     "evaluation": {
         *ON_DISK,
@@ -67,6 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "recipes",
         "runs",
         "training",
+        "terminal",
     },
     "serving": {"threads", "settings", "tensor_files", "types", "checks", "nn", "methods", "acting"},
     "flags": set(),
@@ -85,6 +88,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "training",
         "evaluation",
         "serving",
+        "terminal",
     },
     "studies": {
         *ON_DISK,
@@ -100,6 +104,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "runs",
         "training",
         "evaluation",
+        "rows",
+        "settings",
     },
     "report": {
         *ON_DISK,
@@ -113,6 +119,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "runs",
         "evaluation",
         "studies",
+        "terminal",
     },
     "cli": {
         "threads",
@@ -130,6 +137,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "evaluation",
         "bench",
         "the public API",
+        "rows",
     },
     "__main__": {"cli"},
 }

@@ -7,7 +7,7 @@ import dataclasses
 import importlib.util
 import io
 import itertools
-import json
+import math
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 import uat
+from uat import terminal
 from uat.config import PRESETS, SECTIONS, lookup, to_json
 from uat.data import SOURCES, archives
 from uat.domains import DOMAINS
@@ -30,12 +31,13 @@ from uat.recipes import pairs, recipe
 from uat.report.command import ReportOptions
 from uat.report.command import command as report_command
 from uat.report.writing import write_report
+from uat.rows import NUMBER, check_row
 from uat.runs import Run
 from uat.studies.command import command as reproduce_command
 from uat.studies.grids import STUDIES
 from uat.studies.options import Reproduce
-from uat.terminal import one_line_warnings
-from uat.threads import ThreadsWarning, cpu_threads
+from uat.terminal import say, show, show_json, show_page
+from uat.threads import cpu_threads
 from uat.training.progress import show_progress
 from uat.training.ranks import launched
 
@@ -156,25 +158,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of `uat`."""
     args = list(sys.argv[1:] if argv is None else argv)
     try:
-        if not args or args[0] in ("-h", "--help"):
-            print(USAGE)
-            return
-        if args[0] == "--version":
-            print(uat.__version__)
-            return
-        verb = VERBS[lookup("command", args[0], VERBS)]
-        with one_line_warnings("uat", ThreadsWarning), contextlib.nullcontext() if verb is run_bench else cpu_threads():
-            verb(args[1:])
-    except (ValueError, OSError) as error:
-        sys.exit(fail(str(error)))
+        with terminal.command("uat"):
+            if not args or args[0] in ("-h", "--help"):
+                show_page(USAGE)
+            elif args[0] == "--version":
+                show(uat.__version__)
+            else:
+                verb = VERBS[lookup("command", args[0], VERBS)]
+                with contextlib.nullcontext() if verb is run_bench else cpu_threads():
+                    verb(args[1:])
     except KeyboardInterrupt:
-        print("stopped; continue a training with --resume, a study by the same command", file=sys.stderr)
+        say("stopped; continue a training with --resume, a study by the same command")
         sys.exit(130)
-
-
-def fail(sentence: str) -> int:
-    print(f"uat: {sentence}", file=sys.stderr)
-    return 2
 
 
 # ---------------------------------------------------------------- verbs
@@ -203,7 +198,7 @@ def run_train(args: list[str]) -> None:
     options = parse(kind, args, "uat train")
     config = dataclasses.replace(default, seed=options.seed, **{name: getattr(options, name) for name in SECTIONS})
     if options.dry_run:
-        print(json.dumps(to_json(config), indent=2))
+        show_json(to_json(config))
         return
     out = options.out or Path("runs") / f"{config.domain_name}-{config.method_name}-{config.preset}-{config.seed}"
     run = uat.train(
@@ -231,15 +226,15 @@ def run_evaluate(args: list[str]) -> None:
     how = {name: getattr(options, name) for name in ("episodes", "references", "unfinished", "device", "threads")}
     for run in runs if options.unfinished else []:
         if said := what_is_unfinished(run):
-            print(f"uat: {said}", file=sys.stderr)
+            say(f"uat: {said}")
     summaries = compare([uat.evaluate(run, **how) for run in runs], each=options.each)
     if options.json:
         print_rows([to_json(summary) for summary in summaries], as_json=True)
     else:
         print_rows(score_rows(summaries), as_json=False)
-        print(f"\n{LEGEND}")
+        show_page(f"\n{LEGEND}")
         if differences := difference_rows(summaries):
-            print("\nDifferences on the same episodes and seeds [95 % interval], p: chance of one so large\n")
+            show_page("\nDifferences on the same episodes and seeds [95 % interval], p: chance of one so large\n")
             print_rows(differences, as_json=False)
 
 
@@ -257,7 +252,8 @@ def run_audit(args: list[str]) -> None:
     ]
     print_rows(rows, as_json=options.json)
     for run, one in [] if options.json else found:
-        print(f"\n{run.path}: {one.sentence()}")
+        show()
+        show(f"{run.path}: {one.sentence()}")
 
 
 def run_demo(args: list[str]) -> None:
@@ -273,7 +269,7 @@ def run_demo(args: list[str]) -> None:
         progress=show_progress,
     )
     print_rows(rows, as_json=options.json)
-    print(f"page: {page}", file=sys.stderr)
+    say(f"page: {page}")
 
 
 def run_data(args: list[str]) -> None:
@@ -308,7 +304,7 @@ def drawn_report(options: Any) -> str | None:
     if not options.report:
         return None
     if importlib.util.find_spec("matplotlib") is None:
-        print("no report: drawing needs matplotlib (pip install 'uat-transformer[report]')", file=sys.stderr)
+        say("no report: drawing needs matplotlib (pip install 'uat-transformer[report]')")
         return None
     return str(write_report(options.folder, preset=options.preset).page)
 
@@ -450,6 +446,9 @@ def required_names(framed: str) -> list[str]:
 
 def best_epoch(run: Run) -> dict[str, Any]:
     """The row of the epoch whose weights were kept."""
-    metric = run.config.build_domain().metrics[0]
+    metric, file = run.config.build_domain().metrics[0], "metrics.jsonl"
     name, sign = f"validation/{metric.name}", 1 if metric.higher_is_better else -1
-    return max((row for row in run.rows("metrics.jsonl") if name in row), key=lambda row: sign * row[name])
+    rows = [check_row(row, {name: NUMBER}, str(run.file(file))) for row in run.rows(file) if name in row]
+    if not rows:
+        raise ValueError(f"{run.file(file)} has no row with {name}")
+    return max(rows, key=lambda row: -math.inf if math.isnan(row[name]) else sign * row[name])

@@ -83,6 +83,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        lookup("preset", self.preset, PRESETS)
         method = METHODS[lookup("method", self.method_name, METHODS)]
         if not method.serves(self.domain_name):
             served = ", ".join(method.domains or ())

@@ -7,6 +7,7 @@ symbolic link, keeps the mode of the file that it replaces, and leaves the old f
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -21,6 +22,12 @@ MOST_JSON = 256 * 2**20
 """Bytes of the largest JSON file that is read at once: far more than any of ours."""
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 """Opening a symbolic link fails; not known on Windows."""
+
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=@-]{0,99}")
+"""Names that may become parts of paths."""
+DEEPEST = 50
+"""Levels of a JSON value: files of ours have a few."""
 
 
 class FileError(ValueError):
@@ -45,11 +52,23 @@ def read_text(path: Path) -> str:
 def parse_json(text: str, where: str) -> Any:
     """The value of a JSON text; NaN and infinity are values, as undefined metrics are written so."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
+        if text.count("[") + text.count("{") <= DEEPEST or depth(value) <= DEEPEST:
+            return value
     except RecursionError:
-        raise FileError(f"{where} is nested too deeply to be a JSON file of ours") from None
+        pass
     except ValueError as error:
         raise FileError(f"{where} is not valid JSON: {error}") from None
+    raise FileError(f"{where} is nested deeper than {DEEPEST} levels")
+
+
+def depth(value: Any) -> int:
+    """Levels of lists and tables inside each other."""
+    levels, level = 0, [value]
+    while containers := [one for one in level if isinstance(one, dict | list)]:
+        levels += 1
+        level = [item for one in containers for item in (one.values() if isinstance(one, dict) else one)]
+    return levels
 
 
 def parse_row(line: str, where: str) -> dict[str, Any]:
@@ -75,9 +94,18 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 def check_name(name: Any, where: str) -> str:
     """A name that becomes part of a path: letters, digits and a few marks, so that it cannot lead elsewhere."""
-    if isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,99}", name):
+    if isinstance(name, str) and NAME.fullmatch(name):
         return name
-    raise FileError(f"{where} {name!r:.60} cannot be part of a file's name: expected letters, digits and . _ + = -")
+    raise FileError(f"{where} {name!r:.60} cannot be part of a file's name: expected letters, digits and . _ + = @ -")
+
+
+def safe_name(text: str, most: int = 150) -> str:
+    """Any text as the name of one file: what could lead elsewhere becomes "+"; a long text ends with its checksum."""
+    plain = "".join(c if c.isprintable() and c not in "/\\:" else "+" for c in text).lstrip(".")
+    if len(plain.encode()) <= most:
+        return plain
+    kept = plain.encode()[: most - 9].decode(errors="ignore")
+    return f"{kept}-{hashlib.blake2b(text.encode(errors='replace'), digest_size=4).hexdigest()}"
 
 
 def check_path(value: Any, name: str) -> Path:

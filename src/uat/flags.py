@@ -11,7 +11,7 @@ import typing
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 Options = TypeVar("Options")
 
@@ -24,9 +24,16 @@ def parse_flags(
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose mistakes are a ValueError, as those of all other readers."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; see {self.prog} --help")
+
+
 def parser(kind: type[Any], prog: str, positional: Sequence[str] = ()) -> argparse.ArgumentParser:
     """A flag for each field, with the sentence under it."""
-    made = argparse.ArgumentParser(prog=prog, description=kind.__doc__)
+    made = Parser(prog=prog, description=kind.__doc__)
     hints, said = typing.get_type_hints(kind), sentences(kind)
     for item in fields(kind):
         hint, text = _without_none(hints[item.name]), said[item.name]

@@ -28,10 +28,13 @@ from uat.config import RunConfig, from_json, run_config_from_json, spec_from_jso
 from uat.domains import DOMAINS
 from uat.files import FileError, append_rows, is_temporary, parse_row, read_json, read_text, row_lines, write_atomically
 from uat.methods import METHODS, Policy
+from uat.rows import EPOCHS, SCORES, SECONDS, check_row
 from uat.tensor_files import RunError, copied, first_not_finite, read_tensors, write_tensors
 
 PREPARED = frozenset({"config.json", "manifest.json", "tensorboard", lock.FILE})
 """What a folder holds before its training has left anything: it may still become another run's."""
+
+COLUMNS = {"metrics.jsonl": EPOCHS, "timing.jsonl": SECONDS, "scores.jsonl": SCORES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +135,9 @@ class Run:
         return read_text(self.file(name)).split("\n")[:-1]
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """The rows of a .jsonl file; a last line that a kill cut short is left out."""
-        return [parse_row(line, f"{self.file(name)}, line {n}") for n, line in enumerate(self.lines(name), 1)]
+        """The rows of a .jsonl file, checked; a last line that a kill cut short is left out."""
+        places = ((line, f"{self.file(name)}, line {n}") for n, line in enumerate(self.lines(name), 1))
+        return [check_row(parse_row(line, where), COLUMNS.get(name, {}), where) for line, where in places]
 
 
 def describe(config: RunConfig) -> str:

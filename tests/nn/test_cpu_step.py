@@ -212,7 +212,7 @@ def test_a_session_says_which_path_it_took() -> None:
 
 def test_a_path_that_is_not_there_is_refused() -> None:
     policy = build_random("uat", SPECS["vector-discrete"])
-    with pytest.raises(ValueError, match="path='quick' must be 'auto', 'fast' or 'cached'"):
+    with pytest.raises(ValueError, match="path='quick' must be one of 'auto', 'fast', 'cached'"):
         Session(policy, path="quick")  # pyright: ignore[reportArgumentType]
     with pytest.raises(
         ValueError, match=r"path='fast' is not possible: it takes float32 or float64 .* not torch.bfloat16"

@@ -30,6 +30,7 @@ from uat.report.study_tables import (
     shocks_table,
 )
 from uat.report.tables import Entry, Table, ranked
+from uat.rows import EFFICIENCY, SCORES
 from uat.studies import STUDIES, Reproduce, reproduce
 from uat.studies.files import merge
 from uat.studies.reproduce import cells_of
@@ -212,12 +213,14 @@ def test_a_table_goes_onto_every_kind_of_paper() -> None:
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     folder = tmp_path / "paper"
-    merge(folder / "darkroom.jsonl", TWO_SEEDS, ("method", "seed"))
+    merge(folder / "darkroom.jsonl", TWO_SEEDS, ("method", "seed"), SCORES)
     arrays = {f"uat/{name}": torch.arange(-10, 16)[None].double() for name in ("offset", "accuracy", "sem")}
     numbers = {"method": "uat", "seed": 0, "shifts": 9, "before": 0.9, "after": 0.6, "steps_to_recover": 5}
     write_tensors(folder / "traces" / "kinetics.safetensors", arrays, {"rows": [numbers], "runs": ["a"]})
     timing = {"method": "uat", "domain": "darkroom", "batch": 256, "preset": "paper", "device": "a GPU"}
-    merge(folder / "efficiency.jsonl", [{**timing, "metric": "step_ms", "value": 1.5}], ("method", "metric"))
+    merge(
+        folder / "efficiency.jsonl", [{**timing, "metric": "step_ms", "value": 1.5}], ("method", "metric"), EFFICIENCY
+    )
     return folder
 
 
@@ -257,8 +260,8 @@ def test_mistakes_are_one_sentence(tmp_path: Path, capsys: Captured, results: Pa
     for argv, said in (
         ([str(tmp_path / "nowhere")], "is not a folder of results"),
         ([str(tmp_path / "empty")], "holds no rows"),
-        ([str(tmp_path / "bad")], "is not a file of rows"),
-        ([str(tmp_path / "run")], "holds rows without domain, task, setting"),
+        ([str(tmp_path / "bad")], "x.jsonl, line 1 is not valid JSON"),
+        ([str(tmp_path / "run")], "metrics.jsonl, row 1 has no 'domain': expected a row with domain, task, setting"),
         ([str(results), "--preset", "papper"], "did you mean 'paper'?"),
     ):
         for run in (plain_main, lambda a: main(["report", *a])):

@@ -23,6 +23,7 @@ from uat.cli import main
 from uat.domains import DOMAINS
 from uat.evaluation.comparison import Group, run_groups
 from uat.methods import METHODS
+from uat.rows import EFFICIENCY, SCORES
 from uat.runs import Run
 from uat.studies import STUDIES, Reproduce, efficiency, executors, reproduce, work
 from uat.studies.__main__ import main as plain_main
@@ -45,7 +46,7 @@ def tiny(out: Path, study: str = "main", **changes: Any) -> Reproduce:
 
 
 def scores(folder: Path) -> list[dict[str, Any]]:
-    return read(folder / "darkroom.jsonl")
+    return read(folder / "darkroom.jsonl", SCORES)
 
 
 # ---------------------------------------------------------------- grids
@@ -182,16 +183,18 @@ def test_a_probe_waits_for_both_methods_and_keeps_what_it_has_seen(tmp_path: Pat
 
 
 def test_what_methods_cost_is_measured_on_every_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    about = {"domain": "darkroom", "batch": 4, "metric": "step_ms"}
+
     def measured(method: str, preset: str, device: str | None) -> list[dict[str, Any]]:
-        return [{"method": method, "preset": preset, "device": "here", "metric": "step_ms", "value": 1.0}]
+        return [{**about, "method": method, "preset": preset, "device": "here", "value": 1.0}]
 
     monkeypatch.setattr(efficiency, "measure", measured)
     monkeypatch.setattr(efficiency, "device_name", lambda device: "here")
-    elsewhere = {"method": "uat", "preset": "smoke", "device": "elsewhere", "metric": "step_ms", "value": 2.0}
+    elsewhere = {**about, "method": "uat", "preset": "smoke", "device": "elsewhere", "value": 2.0}
     (tmp_path / "efficiency.jsonl").write_text(json.dumps(elsewhere) + "\n")
     for _ in range(2):
         reproduce(tiny(tmp_path, study="efficiency", methods=("uat",)))
-        assert [row["device"] for row in read(tmp_path / "efficiency.jsonl")] == ["elsewhere", "here"]
+        assert [row["device"] for row in read(tmp_path / "efficiency.jsonl", EFFICIENCY)] == ["elsewhere", "here"]
 
 
 def test_costs_measured_in_a_process_of_their_own_are_the_same_metrics() -> None:
@@ -301,7 +304,7 @@ def test_a_grid_of_processes_that_is_killed_goes_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "uat.studies", "main", *flags]
     process = subprocess.Popen(command, env=surroundings, start_new_session=True, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 100
-    while len({row["run"] for row in read(out / "darkroom.jsonl")}) < 3:
+    while len({row["run"] for row in read(out / "darkroom.jsonl", SCORES)}) < 3:
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.02)

@@ -210,4 +210,4 @@ def test_the_command_line_says_it_in_one_line(
         warnings.simplefilter("default")
         main([*command, "--resume", "--threads", "2"])
     said = [line for line in capsys.readouterr().err.splitlines() if "CPU thread" in line]
-    assert [line.split(" was trained")[0] for line in said] == [f"uat: {tmp_path}"]
+    assert [line.split(" was trained")[0] for line in said] == [f"uat: warning: {tmp_path}"]

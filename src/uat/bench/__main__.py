@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
+from uat import terminal
 from uat.bench.options import Bench
 from uat.bench.report import report
 from uat.flags import parse_flags
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    try:
+    with terminal.command("uat.bench"):
         report(parse_flags(Bench, "python -m uat.bench", argv))
-    except (ValueError, OSError) as error:
-        print(f"uat.bench: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 if __name__ == "__main__":

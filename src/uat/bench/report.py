@@ -7,7 +7,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -22,6 +21,7 @@ from uat.bench.run import Result, bench
 from uat.bench.timing import Row
 from uat.evaluation.tables import columns
 from uat.files import write_atomically
+from uat.terminal import say, show_json, show_page
 from uat.training.surroundings import pick_device
 
 BASELINES = ("recompute", "cached", "whole")
@@ -41,10 +41,13 @@ def report(options: Bench) -> None:
         if options.out is not None:
             write_atomically(options.out, (_text(options, so_far) + "\n").encode())
 
-    result = bench(options, say=lambda line: print(line, file=sys.stderr, flush=True), keep=keep)
+    result = bench(options, say=say, keep=keep)
     if options.plot is not None:
         draw(result.rows, options.plot)
-    print(_text(options, result) if options.json else tables(result))
+    if options.json:
+        show_json(document(options, result), indent=1)
+    else:
+        show_page(tables(result))
 
 
 def _text(options: Bench, result: Result) -> str:

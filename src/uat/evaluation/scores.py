@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -151,22 +152,40 @@ def reference_episodes(run: Run, count: int, device: torch.device) -> dict[str, 
     }
     with contextlib.suppress(RunError, KeyError):  # none yet, or not readable: worked out anew
         kept, meta = read_tensors(file)
-        if meta["key"] == key:
-            return {name: {m.name: kept[f"{name}/{m.name}"] for m in domain.metrics} for name in agents}
+        numbers = {name: {m.name: kept[f"{name}/{m.name}"] for m in domain.metrics} for name in agents}
+        if meta["key"] == key and all(is_per_episode(x, count) for own in numbers.values() for x in own.values()):
+            return numbers
     found = {name: _measure(domain, agent, count, device) for name, agent in agents.items()}
     write_tensors(file, _flat(found), {"key": key})
     return found
 
 
 def read_evaluation(run: Run) -> Evaluation:
-    """What `evaluate` left in the run folder."""
-    kept, _ = read_tensors(run.file("episodes.safetensors"))
-    episodes: dict[str, dict[str, Tensor]] = {}
+    """What `evaluate` left in the run folder: rows, and one number per episode for each of the run's own."""
+    file, names = run.file("episodes.safetensors"), [item.name for item in fields(Score)]
+    scores = [Score(**{name: row[name] for name in names}) for row in run.rows("scores.jsonl")]
+    kept, method, config = read_tensors(file)[0], run.config.method_name, run.config
+    episodes = by_method(kept, file)
+    own = {score.metric: score.n for score in scores if score.method == method}
+    declared = {metric.name for metric in config.build_true_domain().metrics}
+    if own.keys() != declared or any(not is_per_episode(episodes.get(method, {}).get(m), own[m]) for m in own):
+        raise RunError(f"{file} and {run.file('scores.jsonl')} do not hold the same metrics and episodes of {method}")
+    return Evaluation(scores, episodes, config, finished=what_is_unfinished(run) is None)
+
+
+def by_method(kept: Mapping[str, Tensor], file: Path) -> dict[str, dict[str, Tensor]]:
+    """The tensors "METHOD/METRIC" of a file, each one number per episode."""
+    found: dict[str, dict[str, Tensor]] = {}
     for name, values in kept.items():
-        method, _, metric = name.partition("/")
-        episodes.setdefault(method, {})[metric] = values
-    scores = [Score(**row) for row in run.rows("scores.jsonl")]
-    return Evaluation(scores, episodes, run.config, finished=what_is_unfinished(run) is None)
+        method, slash, metric = name.partition("/")
+        if not slash or not is_per_episode(values, len(values.reshape(-1))):
+            raise RunError(f"{file}: {name!r:.80} is not METHOD/METRIC with one number per episode")
+        found.setdefault(method, {})[metric] = values
+    return found
+
+
+def is_per_episode(values: Tensor | None, count: int) -> bool:
+    return values is not None and values.shape == (count,) and values.is_floating_point() and count > 0
 
 
 def gap_closed(value: float, blind: float, ceiling: float) -> float | None:

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from uat.evaluation.comparison import Summary
 from uat.methods import METHODS
 from uat.recipes import pairs, recipe
+from uat.terminal import plain, show_json, show_page
 
 Row = Mapping[str, Any]
 
 
 def print_rows(rows: Sequence[Row], *, as_json: bool) -> None:
     """To stdout: a JSON list, or columns."""
-    print(json.dumps(list(rows), indent=2) if as_json else columns(rows))
+    if as_json:
+        show_json(list(rows))
+    else:
+        show_page(columns(rows))
 
 
 def columns(rows: Sequence[Row]) -> str:
     """Rows as aligned text, one column per key, numbers to the right."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    body = [[_text(row.get(name)) for name in names] for row in rows]
+    body = [[plain(_text(row.get(name))) for name in names] for row in rows]
     right = [all(not isinstance(row.get(name), str | list) for row in rows) for name in names]
-    widths = [max(len(cell) for cell in column) for column in zip(names, *body, strict=True)]
-    lines = [names, ["-" * width for width in widths], *body]
+    head = [plain(name) for name in names]
+    widths = [max(len(cell) for cell in column) for column in zip(head, *body, strict=True)]
+    lines = [head, ["-" * width for width in widths], *body]
     return "\n".join(
         "  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(line, widths, right, strict=True)).rstrip()
         for line in lines

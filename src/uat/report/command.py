@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from uat.config import PRESETS, lookup
 from uat.report.writing import Report, write_report
+from uat.terminal import say, show, show_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +32,10 @@ def command(options: ReportOptions) -> Report:
     """Write the report, and say on stdout where it is and on stderr what it lacks."""
     made = write_report(options.results, options.out, preset=options.preset)
     if options.json:
-        print(
-            json.dumps(
-                {"page": str(made.page), "tables": made.tables, "figures": made.figures, "missing": made.missing}
-            )
-        )
+        found = {"page": str(made.page), "tables": made.tables, "figures": made.figures, "missing": made.missing}
+        show_json(found, indent=None)
         return made
-    print(made.page)
+    show(made.page)
     for what, waits in made.missing.items():
-        print(f"not measured yet: {what} ({waits})", file=sys.stderr)
+        say(f"not measured yet: {what} ({waits})")
     return made

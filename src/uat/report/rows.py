@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -18,7 +19,7 @@ from uat.evaluation.scores import BLIND, CEILING, gap_closed
 from uat.methods import METHODS
 from uat.recipes import recipe
 from uat.studies.cells import DATA_FIELDS
-from uat.studies.files import Results, read
+from uat.studies.files import Results
 from uat.studies.probes import Trace, seen
 
 Row = Mapping[str, Any]
@@ -32,7 +33,7 @@ class Number:
 
     mean: float
     std: float | None
-    """Of the seeds; None for one seed, and for references."""
+    """Of the seeds; None for one seed, for references, and where a seed's number is undefined."""
     seeds: tuple[int, ...]
     n: int
     """Episodes of each seed."""
@@ -75,7 +76,7 @@ class Rows:
             scores=of_data(scores, data),
             intervals=of_data(intervals, data),
             pairs=of_data(results.read("pairs"), data),
-            timings=of_one_device(read(folder / "efficiency.jsonl")),
+            timings=of_one_device(results.timings()),
             published=published(),
             folder=folder,
             data=data,
@@ -110,7 +111,7 @@ class Rows:
         low, high = self.bounds.get((key, seeds), (None, None))
         return Number(
             mean=statistics.fmean(values),
-            std=statistics.stdev(values) if len(values) > 1 and seeds else None,
+            std=statistics.stdev(values) if len(values) > 1 and seeds and all(map(math.isfinite, values)) else None,
             seeds=seeds,
             n=max(n for _, n in by_seed.values()),
             low=low,
@@ -127,7 +128,7 @@ class Rows:
         if not ceiling or not seeds or method not in METHODS or (seed is None and len(seeds) < len(own)):
             return None
         mean = {name: statistics.fmean(by[s][0] for s in seeds) for name, by in (("own", own), ("blind", blind))}
-        return gap_closed(mean["own"], mean["blind"], ceiling[0][0])
+        return gap_closed(mean["own"], mean["blind"], next(iter(ceiling.values()))[0])
 
     def published_number(self, key: Key) -> tuple[float, float | None] | None:
         """Mean and deviation in the paper's tables."""

@@ -5,6 +5,8 @@ They know metrics by their domain's account, and methods by the registry.
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -275,6 +277,7 @@ def pairs_table(rows: Rows, domain: str) -> Table | None:
             continue
         metric = metrics_of(rows, domain)[0].name
         own = [p for p in own if p["metric"] == metric]
+        own = [p for p in own if all(p[side] in METHODS for side in ("method", "other"))]
         own = [p for p in own if not any(METHODS[p[side]].changes for side in ("method", "other"))]
         names = {name for pair in own for name in (pair["method"], pair["other"])}
         means = {name: x.mean for name in names if (x := rows.number((domain, task, setting, name, metric)))}
@@ -307,4 +310,8 @@ def _p(value: float | None) -> str:
 
 
 def _slug(name: str) -> str:
-    return name.replace("@", "-at-").replace("_", "-")
+    """A metric's name as part of a file's name; markets of a user may give it any letters."""
+    plain = re.sub(r"[^A-Za-z0-9.-]", "+", name.replace("@", "-at-").replace("_", "-"))
+    if "+" not in plain and len(plain) < 60:
+        return plain
+    return f"{plain[:50]}-{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"

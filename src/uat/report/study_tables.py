@@ -99,7 +99,7 @@ def efficiency_table(rows: Rows) -> Table | None:
     head, columns = ["method"], [list(methods)]
     for metric in metrics:
         digits = 0 if metric == "parameters" else 2 if metric.endswith("_ms") else 1
-        head.append(LABELS[metric])
+        head.append(LABELS.get(metric, metric))
         columns.append([_plain(values.get((m, metric)), digits) for m in methods])
         if any((m, metric) in theirs for m in methods):
             head.append("published")

@@ -14,7 +14,7 @@ from typing import Any
 
 from uat import __version__
 from uat.domains import DOMAINS
-from uat.files import write_atomically
+from uat.files import check_name, write_atomically
 from uat.lock import locked
 from uat.methods import METHODS
 from uat.recipes import family
@@ -63,8 +63,9 @@ def write_report(folder: Path, out: Path | None = None, *, preset: str | None = 
         found = [section(rows, study, out) for study in STUDIES]
         for one in found:
             for table in one.tables:
+                name = check_name(table.name, "the table")
                 for ending, text in (("md", table.markdown() + "\n"), ("csv", table.csv()), ("tex", table.latex())):
-                    write_atomically(out / "tables" / f"{table.name}.{ending}", text.encode())
+                    write_atomically(out / "tables" / f"{name}.{ending}", text.encode())
         write_atomically(out / "numbers.csv", numbers(rows).encode())
         write_atomically(out / "report.md", markdown(rows, found).encode())
         write_atomically(out / "index.html", page(rows, found).encode())

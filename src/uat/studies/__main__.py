@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from uat import terminal
 from uat.flags import parse_flags
 from uat.studies.command import command
 from uat.studies.options import Reproduce
@@ -12,13 +13,11 @@ from uat.studies.options import Reproduce
 
 def main(argv: Sequence[str] | None = None) -> None:
     try:
-        options = parse_flags(Reproduce, "python -m uat.studies", argv, positional=("study",))
-        sys.exit(command(options))
-    except (ValueError, OSError) as error:
-        print(f"uat.studies: {error}", file=sys.stderr)
-        sys.exit(2)
+        with terminal.command("uat.studies"):
+            options = parse_flags(Reproduce, "python -m uat.studies", argv, positional=("study",))
+            sys.exit(command(options))
     except KeyboardInterrupt:
-        print("stopped; the same command goes on where it was", file=sys.stderr)
+        terminal.say("stopped; the same command goes on where it was")
         sys.exit(130)
 
 

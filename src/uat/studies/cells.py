@@ -11,6 +11,7 @@ from typing import Any
 
 from uat.config import RunConfig, override, setting_names
 from uat.domains import DOMAINS
+from uat.files import safe_name
 from uat.methods import METHODS, training_name
 from uat.recipes import recipe
 
@@ -40,7 +41,7 @@ class Cell:
         """Of its run folder: readable, and one for each cell of a preset."""
         c = self.config
         changed = "".join(f"-{_short(name)}={_plain(value)}" for name, value in self.settings)
-        return f"{c.domain_name}-{self.task}-{c.method_name}-{c.seed}{changed}"
+        return safe_name(f"{c.domain_name}-{self.task}-{c.method_name}-{c.seed}{changed}", most=240)
 
     def folder(self, runs: Path) -> Path:
         return runs / self.name

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
 
-from uat.evaluation.tables import columns
+from uat.evaluation.tables import columns, print_rows
 from uat.studies.options import Reproduce
 from uat.studies.reproduce import plan, reproduce
+from uat.terminal import say, show_json, show_page
 from uat.training.ranks import launched
 
 
@@ -23,11 +22,11 @@ def command(options: Reproduce, report: Callable[[Reproduce], str | None] = lamb
         )
     if options.dry_run:
         rows = plan(options)
-        print(json.dumps(rows, indent=2) if options.json else columns(rows))
+        print_rows(rows, as_json=options.json)
         return 0
     done = reproduce(options)
     for said in done.missing:
-        print(f"left out: {said}", file=sys.stderr)
+        say(f"left out: {said}")
     page = report(options)
     summary = {
         "results": str(options.folder),
@@ -38,7 +37,10 @@ def command(options: Reproduce, report: Callable[[Reproduce], str | None] = lamb
         "report": page or "-",
     }
     failures = [{"failed": name, "why": why} for name, why in done.failed.items()]
-    print(json.dumps({**summary, "failed": done.failed}, indent=2) if options.json else columns([summary]))
-    if failures and not options.json:
-        print(f"\n{columns(failures)}\n\nrun the same command again to try these once more")
+    if options.json:
+        show_json({**summary, "failed": done.failed})
+    else:
+        print_rows([summary], as_json=False)
+        if failures:
+            show_page(f"\n{columns(failures)}\n\nrun the same command again to try these once more")
     return 1 if failures else 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,9 @@ from typing import Any, Literal
 
 from uat.config import PRESETS, lookup
 from uat.domains import DOMAINS
+from uat.files import parse_json
 from uat.methods import METHODS
+from uat.settings import shown
 from uat.studies.cells import Filter
 from uat.studies.executors import need_ray
 from uat.studies.files import Results
@@ -81,7 +82,7 @@ class Reproduce:
 
     @property
     def filter(self) -> Filter:
-        data = dict(_pair("data", text) for text in self.data)
+        data = _pairs("data", self.data)
         for name in data:
             lookup("data", name, [*DOMAINS, *NAMED_DATA])
         chosen = {"domains": self.domains, "tasks": self.tasks, "methods": self.methods}
@@ -98,18 +99,25 @@ class Reproduce:
 
 def settings_of(texts: Sequence[str]) -> dict[str, Any]:
     """FIELD=VALUE, the value as JSON."""
-    return {name: _json(name, value) for name, value in (_pair("set", text) for text in texts)}
+    return {name: _json(name, value) for name, value in _pairs("set", texts).items()}
 
 
-def _pair(flag: str, text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise ValueError(f"{flag} {text!r} must be NAME=VALUE")
-    return name, value
+def _pairs(flag: str, texts: Sequence[str]) -> dict[str, str]:
+    """NAME=VALUE, each name once."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise ValueError(f"{flag} {shown(text)} must be NAME=VALUE")
+        if found.setdefault(name, value) != value:
+            raise ValueError(f"{flag} {shown(name)} is given twice: {shown(found[name])} and {shown(value)}")
+    return found
 
 
 def _json(name: str, value: str) -> Any:
     try:
-        return json.loads(value)
+        return parse_json(value, name)
     except ValueError:
-        raise ValueError(f"set {name}={value}: the value must be JSON, such as 0.5, true or '\"text\"'") from None
+        raise ValueError(
+            f"set {name}={shown(value)}: the value must be JSON, such as 0.5, true or '\"text\"'"
+        ) from None

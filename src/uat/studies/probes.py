@@ -18,7 +18,9 @@ from torch import Tensor
 
 from uat.evaluation.mechanism import attention_under_shifts, gates_of_markets, kinetics_of
 from uat.evaluation.scores import BLIND
+from uat.rows import ATTENTION, GATE, GATE_AREAS, GATE_MEANS, KINETICS, check_row, check_rows
 from uat.runs import Run
+from uat.settings import shown
 from uat.tensor_files import RunError, read_tensors, write_tensors
 
 TOLD = "uat"
@@ -120,7 +122,71 @@ def seen(folder: Path, name: str) -> Trace | None:
     """What a probe saw; None if it has not looked."""
     if not file_of(folder, name).exists():
         return None
-    arrays, meta = read_tensors(file_of(folder, name))
+    file = file_of(folder, name)
+    arrays, meta = read_tensors(file)
     if not {"rows", "runs"} <= meta.keys():
-        raise RunError(f"{file_of(folder, name)} is not what a probe saw")
-    return Trace(meta["rows"], arrays, tuple(meta["runs"]))
+        raise RunError(f"{file} is not what a probe saw")
+    runs = meta["runs"]
+    if not isinstance(runs, list) or not all(isinstance(run, str) for run in runs):
+        raise RunError(f"{file}: the runs must be a list of identities, got {shown(runs)}")
+    trace = Trace(check_rows(meta["rows"], {}, str(file)), arrays, tuple(runs))
+    if not trace.rows:
+        raise RunError(f"{file} holds no rows")
+    try:
+        CHECKS[name](trace, str(file))
+    except KeyError as missing:
+        raise RunError(f"{file} has no array {missing}") from None
+    return trace
+
+
+def check_attention(trace: Trace, where: str) -> None:
+    check_rows(trace.rows, ATTENTION, where)
+    layers, steps, *_ = (*trace.arrays["told"].shape, 0, 0)
+    for name in ("told", "blind", "base", "modulation_size", "difference"):
+        check_array(trace, name, (layers, steps, steps), where, floating=True)
+    check_array(trace, "shifts", (len(trace.arrays["shifts"].reshape(-1)),), where, floating=False)
+
+
+def check_kinetics(trace: Trace, where: str) -> None:
+    check_rows(trace.rows, KINETICS, where)
+    for method in {row["method"] for row in trace.rows}:
+        seeds, offsets, *_ = (*trace.arrays[f"{method}/offset"].shape, 0, 0)
+        for name in ("offset", "accuracy", "sem"):
+            check_array(trace, f"{method}/{name}", (seeds, offsets), where, floating=True)
+
+
+def check_gate(trace: Trace, where: str) -> None:
+    for index, row in enumerate(trace.rows):
+        columns = GATE_MEANS if "value" in row else GATE_AREAS if "auc" in row else GATE
+        check_row(row, columns, f"{where}, row {index}")
+        if not row["markets"] or row["markets"] != trace.rows[0]["markets"]:
+            raise RunError(f"{where}, row {index}: the markets must be those of the first row, and some")
+    for when, day, of in (("end", "day", "market"), ("daily", "daily/day", "daily/market")):
+        length = len(trace.arrays[day].reshape(-1))
+        for name in (day, of):
+            check_array(trace, name, (length,), where, floating=False)
+        for name in (name for name in trace.arrays if name.endswith(f"/{when}")):
+            check_array(trace, name, (length,), where, floating=True)
+
+
+def check_array(trace: Trace, name: str, shape: tuple[int, ...], where: str, *, floating: bool) -> None:
+    """Refuse an array that has another shape, is empty, or does not hold what it should."""
+    array = trace.arrays[name]
+    if array.shape != shape or not array.numel() or array.dtype not in (FLOATS if floating else WHOLES):
+        wanted = f"{shape} of {'floats' if floating else 'whole numbers'}, none of them empty"
+        raise RunError(f"{where}: the array {name!r} is {tuple(array.shape)} of {array.dtype}, expected {wanted}")
+    counts = not floating or name.endswith("/offset")
+    if counts and not (array.double().abs() < MOST_DAYS).all():
+        raise RunError(f"{where}: the array {name!r} holds numbers that are no steps or days")
+
+
+FLOATS = {torch.float16, torch.float32, torch.float64}
+WHOLES = {torch.int8, torch.int16, torch.int32, torch.int64}
+MOST_DAYS = 10_000_000
+"""Days and steps are fewer: dates far beyond any calendar cannot be drawn."""
+CHECKS: dict[str, Callable[[Trace, str], None]] = {
+    "attention": check_attention,
+    "kinetics": check_kinetics,
+    "gate": check_gate,
+}
+"""What the arrays and rows of each probe must be, so that whoever draws them need not look."""

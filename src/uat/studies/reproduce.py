@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -13,21 +12,24 @@ from typing import Any
 import torch
 
 from uat.evaluation.comparison import Group, compare, run_groups
-from uat.evaluation.scores import Evaluation, read_evaluation
+from uat.evaluation.scores import Evaluation, by_method, read_evaluation
 from uat.evaluation.statistics import Pair, holm, paired
+from uat.files import FileError
 from uat.lock import locked
 from uat.methods import METHODS
+from uat.rows import EFFICIENCY
 from uat.runs import Run
 from uat.studies import efficiency
 from uat.studies.cells import Cell, jobs, merged
 from uat.studies.estimate import grid_seconds, in_words, seconds
 from uat.studies.executors import Executor, InProcess, Pool, Ray
-from uat.studies.files import PAIR_KEY, SCORE_KEY, SUMMARY_KEY, TIMING_KEY, Results, merge, read
+from uat.studies.files import PAIR_KEY, SCORE_KEY, SUMMARY_KEY, TIMING_KEY, Results, merge
 from uat.studies.grids import STUDIES, TIMED, chosen_studies
 from uat.studies.options import Reproduce
 from uat.studies.probes import look, seen
 from uat.studies.work import Reference, Task, keep_failure, scores_of
-from uat.tensor_files import RunError, read_tensors
+from uat.tensor_files import read_tensors
+from uat.terminal import say
 from uat.threads import cpu_threads, thread_count
 from uat.training.progress import Board, show_board
 from uat.training.surroundings import cores, pick_device
@@ -154,7 +156,7 @@ def run(
         if not waiting:
             return
         if attempt < retries:
-            print(f"{len(waiting)} failed; trying again", file=sys.stderr)
+            say(f"{len(waiting)} failed; trying again")
 
 
 @contextlib.contextmanager
@@ -174,12 +176,12 @@ def time_methods(options: Reproduce, results: Results, summing: Summing) -> None
         return
     here = (options.preset, efficiency.device_name(options.device))
     measure = efficiency.measure_apart if pick_device(options.device).type == "cuda" else efficiency.measure
-    there = {row["method"] for row in read(file) if (row["preset"], row["device"]) == here}
+    there = {row["method"] for row in results.timings() if (row["preset"], row["device"]) == here}
     for method in TIMED:
         if options.filter.wants_method(method) and method not in there:
-            print(f"timing {method}", file=sys.stderr, flush=True)
+            say(f"timing {method}")
             try:
-                merge(file, measure(method, options.preset, options.device), TIMING_KEY)
+                merge(file, measure(method, options.preset, options.device), TIMING_KEY, EFFICIENCY)
             except (ValueError, RuntimeError) as error:
                 summing.failed[f"efficiency of {method}"] = str(error).splitlines()[0]
 
@@ -202,12 +204,14 @@ def evaluations(results: Results) -> list[Evaluation]:
     rows = {(row["run"], row["n"]) for row in results.read("scores")}
     found: dict[str, Evaluation] = {}
     for folder in sorted(file.parent for file in results.runs.glob("*/scores.jsonl")):
-        with contextlib.suppress(RunError):  # a folder of another version, or one that was never scored to the end
+        try:
             one = read_evaluation(Run.open(folder))
             identity, score = one.config.identity(), one.scores[0]
             if (identity, score.n) in rows:
                 own = Cell(config=one.config, task=score.task)
-                found[identity] = replace(one, episodes={**one.episodes, **reference_numbers(own, results)})
+                found[identity] = replace(one, episodes={**one.episodes, **reference_numbers(own, one, results)})
+        except FileError as error:  # a folder of another version, or one that somebody changed
+            say(f"left out of intervals and pairs: {error}")
     order = list(METHODS)
     return sorted(found.values(), key=lambda one: order.index(one.config.method_name))
 
@@ -222,7 +226,7 @@ def look_inside(cells: Sequence[Cell], results: Results, summing: Summing, devic
         seeds = sorted({s for _, s in by_seed if all((method, s) in by_seed for method in methods)})
         if not seeds:
             continue
-        print(f"looking at {probe}", file=sys.stderr, flush=True)
+        say(f"looking at {probe}")
         runs = {m: [Run.open(by_seed[m, seed].folder(results.runs)) for seed in seeds] for m in methods}
         try:
             look(probe, runs, results.path, device)
@@ -230,14 +234,15 @@ def look_inside(cells: Sequence[Cell], results: Results, summing: Summing, devic
             summing.failed[f"probe {probe}"] = f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def reference_numbers(cell: Cell, results: Results) -> dict[str, dict[str, Any]]:
+def reference_numbers(cell: Cell, one: Evaluation, results: Results) -> dict[str, dict[str, Any]]:
+    """What the references scored on the episodes of this run; nothing where they were not kept."""
     file = Reference(cell=cell).folder(results.runs) / "references.safetensors"
     if not file.exists():
         return {}
-    found: dict[str, dict[str, Any]] = {}
-    for name, values in read_tensors(file)[0].items():
-        method, _, metric = name.partition("/")
-        found.setdefault(method, {})[metric] = values
+    found, wanted = by_method(read_tensors(file)[0], file), one.episodes[cell.config.method_name]
+    for name, metrics in found.items():
+        if any(metric not in metrics or metrics[metric].shape != x.shape for metric, x in wanted.items()):
+            raise FileError(f"{file} does not hold the metrics and episodes of {cell.folder(results.runs)} for {name}")
     return found
 
 

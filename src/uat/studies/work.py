@@ -14,7 +14,7 @@ import torch
 from uat.config import RunConfig, to_json
 from uat.domains import episode_count
 from uat.evaluation.scores import evaluate, reference_episodes, rows_of, what_is_unfinished
-from uat.files import write_atomically
+from uat.files import safe_name, write_atomically
 from uat.methods import training_name
 from uat.runs import Run, describe
 from uat.studies.cells import Cell, Job, source_of
@@ -45,7 +45,8 @@ class Reference:
     def folder(self, runs: Path) -> Path:
         c = self.cell.config
         changed = c.build_true_domain().setting
-        return runs / f"{c.domain_name}-{self.cell.task}-references{'' if changed == 'default' else f'-{changed}'}"
+        name = f"{c.domain_name}-{self.cell.task}-references{'' if changed == 'default' else f'-{changed}'}"
+        return runs / safe_name(name, most=240)
 
 
 Task = Job | Reference
@@ -153,6 +154,7 @@ class Note(Progress):
 
 def keep_failure(folder: Path, outcome: Outcome) -> Path:
     """The whole story of a failure, for whoever mends it."""
-    file = folder / f"{''.join(c if c.isalnum() or c in '=.-' else '-' for c in outcome.name)}.txt"
-    write_atomically(file, f"{outcome.failure}\n\n{outcome.traceback}".encode())
+    name = "".join(c if c.isalnum() or c in "=.-" else "-" for c in outcome.name)
+    file = folder / f"{safe_name(name)}.txt"
+    write_atomically(file, f"{outcome.failure}\n\n{outcome.traceback}".encode(errors="backslashreplace"))
     return file

@@ -159,7 +159,7 @@ class Checkpoint:
         standing = self._load() if self.run.file(STATE).exists() else Standing()
         for name in LOGS:
             rows = self.run.rows(name)
-            self.run.write_rows(name, [row for row in rows if _epoch(row, self.run.file(name)) <= standing.total])
+            self.run.write_rows(name, [row for row in rows if row["epoch"] <= standing.total])
         if not self.run.file("manifest.json").exists():
             self.run.write_json("manifest.json", manifest())
         return standing
@@ -188,13 +188,6 @@ class Checkpoint:
         save_policy(file, self.policy, config.method_name, weights=self.best, domain=config.domain)
 
 
-def _epoch(row: dict[str, Any], file: Path) -> int:
-    epoch = row.get("epoch")
-    if not isinstance(epoch, int):
-        raise RunError(f"{file} has a row without an epoch: {row!r:.60}")
-    return epoch
-
-
 def adopt(run: Run, source: Run) -> None:
     """Take over where another run's training stands, best weights and logs included; the policy is written on loading.
 
@@ -204,7 +197,6 @@ def adopt(run: Run, source: Run) -> None:
         return
     state = read_state(source)
     for name in LOGS:
-        done = [row for row in source.rows(name) if _epoch(row, source.file(name)) <= state.standing.total]
-        run.write_rows(name, done)
+        run.write_rows(name, [row for row in source.rows(name) if row["epoch"] <= state.standing.total])
     about = {"run": run.config.identity(), "metrics": summed(run.lines("metrics.jsonl"))}
     write_tensors(run.file(STATE), state.tensors, {**state.meta, **about})

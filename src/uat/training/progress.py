@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import sys
 import time
 from pathlib import Path
 from typing import Any, Self
+
+from uat.files import read_json
+from uat.rows import NOTE, check_row
+from uat.terminal import plain, say
 
 
 class Progress:
@@ -35,11 +38,7 @@ class Lines(Progress):
         now = time.monotonic()
         if note and (now - self.last >= self.every or epoch == self.total):
             self.last = now
-            print(
-                f"{self.label}: epoch {epoch}/{self.total}, {now - self.start:.0f} s, {note}",
-                file=sys.stderr,
-                flush=True,
-            )
+            say(f"{self.label}: epoch {epoch}/{self.total}, {now - self.start:.0f} s, {note}")
 
 
 class Bar(Progress):
@@ -47,7 +46,7 @@ class Bar(Progress):
 
     def __init__(self, label: str, total: int) -> None:
         self.bar = _rich_progress()
-        self.task = self.bar.add_task(label, total=total, note="")
+        self.task = self.bar.add_task(plain(label), total=total, note="")
 
     def __enter__(self) -> Self:
         self.bar.start()
@@ -58,7 +57,7 @@ class Bar(Progress):
 
     def update(self, epoch: int, note: str = "") -> None:
         if note:
-            self.bar.update(self.task, completed=epoch, note=note)
+            self.bar.update(self.task, completed=epoch, note=plain(note))
         else:
             self.bar.update(self.task, completed=epoch)
 
@@ -98,7 +97,7 @@ class Board:
         pass
 
     def say(self, line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
+        say(line)
 
     def done(self, name: str, seconds: float, *, failed: bool) -> None:
         """A job has come to its end."""
@@ -135,27 +134,27 @@ class BoardOfBars(Board):
         self.bars.stop()
 
     def say(self, line: str) -> None:
-        self.bars.console.print(line, markup=False, highlight=False)
+        self.bars.console.print(plain(line), markup=False, highlight=False)
 
     def done(self, name: str, seconds: float, *, failed: bool) -> None:
         self.finished, self.failed = self.finished + 1, self.failed + failed
-        note = f"last: {name}" + (f"; {self.failed} failed" if self.failed else "")
+        note = plain(f"last: {name}") + (f"; {self.failed} failed" if self.failed else "")
         self.bars.update(self.grid, completed=self.finished, note=note)
 
     def watch(self, notes: Path) -> None:
         for worker, note in read_notes(notes).items():
             if worker not in self.workers:
                 self.workers[worker] = self.bars.add_task("", total=1, note="")
-            said = {"description": note["name"], "completed": note["epoch"], "total": note["total"]}
-            self.bars.update(self.workers[worker], note=note["note"], **said)
+            said = {"description": plain(note["name"]), "completed": note["epoch"], "total": note["total"]}
+            self.bars.update(self.workers[worker], note=plain(note["note"]), **said)
 
 
 def read_notes(folder: Path) -> dict[str, dict[str, Any]]:
-    """What each worker says of itself; a note that is just being replaced is left out."""
+    """What each worker says of itself; a note that is damaged, or just being replaced, is left out."""
     found = {}
     for file in sorted(folder.glob("*.json")):
         with contextlib.suppress(OSError, ValueError):
-            found[file.stem] = json.loads(file.read_text())
+            found[file.stem] = check_row(read_json(file), NOTE, str(file))
     return found
 
 
