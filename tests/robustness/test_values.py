@@ -187,6 +187,26 @@ def test_an_answer_that_is_not_finite_is_refused_and_forgotten(spec: uat.Spec, p
         assert torch.equal(session.act(good), fresh.act(good))
 
 
+@every_path
+@pytest.mark.parametrize("spec", [SPECS["vector-weights"], SPECS["vector-discrete"]], ids=["weights", "ids"])
+def test_an_answer_of_minus_infinity_in_one_stream_is_refused(spec: uat.Spec, path: Any) -> None:
+    """Of such logits, ids would be the first one and weights NaN, while the other stream has numbers."""
+    policy, obs = build_random("vanilla", spec, dtype=torch.float32), np.eye(5)[:2]
+    h_BD: list[torch.Tensor] = []
+    hook = policy.get_submodule("backbone.last_norm").register_forward_hook(lambda *seen: h_BD.append(seen[2].reshape(2, -1)))
+    Session(policy, streams=2, path="cached").act(obs)
+    hook.remove()
+    usual_D, odd_D = h_BD[0]
+    turned_D = odd_D - usual_D * (odd_D @ usual_D) / usual_D.square().sum()
+    with torch.no_grad():
+        policy.get_parameter("head.linear.weight")[:] = -3e38 * turned_D / turned_D.square().sum()
+        policy.get_parameter("head.linear.bias")[:] = -1e38
+    session = Session(policy, streams=2, path=path)
+    with pytest.raises(ValueError, match="answer is not finite"):
+        session.act(obs)
+    assert session.act(obs[[0, 0]]).float().isfinite().all()
+
+
 # ---------------------------------------------------------------- masks
 
 

@@ -6,6 +6,8 @@ import copy
 import multiprocessing
 import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
@@ -147,3 +149,38 @@ def test_a_fork_that_would_wait_for_threads_of_its_parent_is_refused() -> None:
     assert isinstance(found, ValueError)
     assert "a forked process cannot use the 2 threads of its parent" in str(found)
     play(session, range(4, STEPS))
+
+
+THREADED = """
+import multiprocessing, os, sys
+import numpy as np, torch
+from uat import Session, UAT, UATConfig, Spec, Vector, Weights
+torch.set_num_threads(2)
+torch.randn(3_000_000).exp().sum()  # both threads have work: a forked process would wait for the second
+policy = UAT(Spec(obs=Vector(5), action=Weights(4), horizon=9), UATConfig(d_model=256, max_positions=9)).eval()
+obs, told = np.ones((3, 5)), np.zeros(3)
+session = Session(policy, streams=3, path=sys.argv[1])
+session.act(obs)
+if sys.argv[2] == "act":
+    work = lambda: session.act(obs, reward=told)
+elif sys.argv[2] == "copy":
+    import copy
+    work = lambda: copy.deepcopy(session).act(obs, reward=told)
+else:
+    work = lambda: Session(policy, streams=300, capacity=9, path=sys.argv[1])
+process = multiprocessing.get_context("fork").Process(target=work)
+process.start()
+process.join(60)
+ended = process.exitcode
+process.kill()
+print(ended)
+"""
+
+
+@pytest.mark.parametrize("what", ["act", "copy", "open"])
+@every_path
+def test_a_fork_does_not_wait_for_threads_that_torch_used_elsewhere(path: Any, what: str) -> None:
+    """A session of one thread asks for no other, in whatever it does, although torch has two."""
+    command = [sys.executable, "-W", "ignore", "-c", THREADED, path, what]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    assert found.stdout == "0\n", found.stderr

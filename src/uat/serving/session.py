@@ -96,12 +96,14 @@ class Session:
         path: Literal["auto", "fast", "cached"] = "auto",
         threads: int | None = None,
     ) -> None:
-        self.policy, self.device = _check_policy(policy).eval(), next(policy.parameters()).device
+        self.threads, self._process = thread_count(threads), os.getpid()
+        with cpu_threads(self.threads):
+            self.policy, self.device = _check_policy(policy).eval(), next(policy.parameters()).device
         self.spec, self.streams = policy.spec, checked(streams, Count, "streams")
         self.capacity = policy.spec.horizon if capacity is None else checked(capacity, Steps, "capacity")
-        self.threads, self._process = thread_count(threads), os.getpid()
         try:
-            self._agent, self._state = self._open(path)
+            with cpu_threads(self.threads):
+                self._agent, self._state = self._open(path)
         except (MemoryError, torch.OutOfMemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "alloc" not in str(error).lower():
                 raise
@@ -204,6 +206,14 @@ class Session:
     def __copy__(self) -> Session:
         return copy.deepcopy(self, {id(self.policy): self.policy})
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Session:
+        if os.getpid() != self._process:
+            self._check_fork()
+        memo[id(self)] = twin = object.__new__(type(self))
+        with cpu_threads(self.threads):  # large weights are copied by as many threads
+            twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return twin
+
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_process"}
 
@@ -226,12 +236,13 @@ class Session:
         self, agent: CPUStep, obs: Values, action: Values, reward_B: Values, first_B: Values, allowed_BA: Values | None
     ) -> Tensor:
         logits_BA = agent.decide(self._state, obs, action, reward_B.tolist(), first_B.tolist(), allowed_BA)
-        if not logits_BA.max() < math.inf:  # NaN is not below it either
+        if not np.abs(logits_BA.max(-1)).max() < math.inf:  # NaN is not below it either
             self._refuse_answer()
         if isinstance(self.spec.action, Discrete):
             self._last = logits_BA.argmax(-1)  # the first of equals, as in torch
         else:
-            self._last = choose(torch.from_numpy(logits_BA), self.spec).numpy()
+            with cpu_threads(self.threads):  # a softmax of any size asks for all threads
+                self._last = choose(torch.from_numpy(logits_BA), self.spec).numpy()
         return torch.from_numpy(self._last.copy())
 
     @torch.no_grad()
@@ -248,7 +259,7 @@ class Session:
         else:
             with cpu_threads(self.threads):
                 logits_BA, self._state = self._agent.step(self._state, step)
-                answer, largest = choose(logits_BA, self.spec).cpu(), float(logits_BA.max())
+                answer, largest = choose(logits_BA, self.spec).cpu(), float(logits_BA.amax(-1).abs().max())
             if not largest < math.inf:  # NaN is not below it either
                 self._refuse_answer()
         self._last = (
@@ -258,7 +269,8 @@ class Session:
 
     def _refuse_answer(self) -> None:
         """A memory that gave such an answer may hold more of it: the session forgets all, and says so."""
-        self._state = self._agent.init_state(self.streams, self.capacity, self.device)
+        with cpu_threads(self.threads):
+            self._state = self._agent.init_state(self.streams, self.capacity, self.device)
         self._last = self._none
         self.restart()
         raise ValueError(
