@@ -17,6 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from uat.settings import shown
+
 TEMPORARY = ".partial"
 MOST_JSON = 256 * 2**20
 """Bytes of the largest JSON file that is read at once: far more than any of ours."""
@@ -26,6 +28,8 @@ NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=@-]{0,99}")
 """Names that may become parts of paths."""
+MOST_NAME = 255
+"""Bytes of the longest name that file systems take."""
 DEEPEST = 50
 """Levels of a JSON value: files of ours have a few."""
 
@@ -111,10 +115,14 @@ def safe_name(text: str, most: int = 150) -> str:
 def check_path(value: Any, name: str) -> Path:
     """A path that a caller gives, or a ValueError with the argument's name."""
     if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str):
-        raise ValueError(f"{name}={value!r:.60} must be a path: a str or a pathlib.Path")
+        raise ValueError(f"{name}={shown(value)} must be a path: a str or a pathlib.Path")
     text = os.fspath(value)
-    if not text or "\0" in text:
-        raise ValueError(f"{name}={value!r:.60} is not the name of a file or folder")
+    try:
+        fits = all(len(os.fsencode(part)) <= MOST_NAME for part in Path(text).parts)
+    except UnicodeEncodeError:
+        fits = False
+    if not fits or not text or "\0" in text:
+        raise ValueError(f"{name}={shown(value)} cannot be the name of a file or folder")
     return Path(text)
 
 

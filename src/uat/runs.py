@@ -16,7 +16,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,22 @@ import torch
 from torch import Tensor
 
 from uat import lock
-from uat.config import RunConfig, from_json, run_config_from_json, spec_from_json, spec_to_json, to_json
+from uat.config import RunConfig, from_json, lookup, run_config_from_json, spec_from_json, spec_to_json, to_json
 from uat.domains import DOMAINS
-from uat.files import FileError, append_rows, is_temporary, parse_row, read_json, read_text, row_lines, write_atomically
+from uat.files import (
+    FileError,
+    append_rows,
+    check_path,
+    is_temporary,
+    parse_row,
+    read_json,
+    read_text,
+    row_lines,
+    write_atomically,
+)
 from uat.methods import METHODS, Policy
 from uat.rows import EPOCHS, SCORES, SECONDS, check_row
+from uat.settings import checked, shown
 from uat.tensor_files import RunError, copied, first_not_finite, read_tensors, write_tensors
 
 PREPARED = frozenset({"config.json", "manifest.json", "tensorboard", lock.FILE})
@@ -47,7 +58,7 @@ class Run:
     @staticmethod
     def create(config: RunConfig, path: Path | str, *, resume: bool = False, device: torch.device | str = "cpu") -> Run:
         """Take a folder for this run. A folder that holds another run is never touched."""
-        run = Run(Path(path), config)
+        run = Run(check_path(path, "path"), config)
         if run.is_there(resume=resume):
             return run
         run.path.mkdir(parents=True, exist_ok=True)
@@ -103,16 +114,17 @@ class Run:
 
     @staticmethod
     def open(path: Path | str) -> Run:
-        file = Path(path) / "config.json"
+        path = check_path(path, "path")
+        file = path / "config.json"
         if not file.is_file():
-            missing = "it has no config.json" if Path(path).exists() else "there is nothing of that name"
-            raise RunError(f"{Path(path)} is not a run folder: {missing}")
+            missing = "it has no config.json" if path.exists() else "there is nothing of that name"
+            raise RunError(f"{path} is not a run folder: {missing}")
         try:
             data = read_json(file)
         except FileError as error:
             raise RunError(str(error)) from None
         try:
-            return Run(Path(path), run_config_from_json(data))
+            return Run(path, run_config_from_json(data))
         except (ValueError, TypeError) as error:
             raise RunError(f"{file}: {error}") from None
 
@@ -162,16 +174,33 @@ def save_policy(
 
     domain: config of the domain it was trained in, if it was one of ours.
     """
+    path = check_path(path, "path")
+    _check_method(checked(policy, Policy, "policy"), method_name)
+    if domain is not None and type(domain) not in {entry.config for entry in DOMAINS.values()}:
+        raise ValueError(f"domain={shown(domain)} must be the config of a domain, or None")
+    check_fit(policy, checked(weights or policy.state_dict(), Mapping, "weights"))
     weights = copied(weights or policy.state_dict(), torch.device("cpu"))
     if said := first_not_finite(weights):
         raise ValueError(f"{path} was not written: {said}, where only finite numbers can be")
     meta = {"method": method_name, "config": to_json(policy.config), "spec": spec_to_json(policy.spec)}
-    write_tensors(Path(path), weights, {**meta, "domain": to_json(domain)})
+    write_tensors(path, weights, {**meta, "domain": to_json(domain)})
+
+
+def _check_method(policy: Policy, name: str) -> None:
+    """Refuse a name under which `load_policy` would build another policy, or none."""
+    method = METHODS[lookup("method", name, METHODS)]
+    if type(policy) is not method.policy or type(policy.config) is not method.config:
+        raise ValueError(
+            f"method_name={name!r} is a {method.policy.__name__} with a {method.config.__name__}; the policy is a "
+            f"{type(policy).__name__} with a {type(policy.config).__name__}"
+        )
+    if replace(policy.config, **method.changes) != policy.config:
+        raise ValueError(f"method_name={name!r} sets {dict(method.changes)}; the policy's config says otherwise")
 
 
 def load_policy(path: Path | str) -> Policy:
     """The policy of a run folder or of a policy file, ready to act."""
-    path = Path(path)
+    path = check_path(path, "path")
     if not path.is_dir():
         return _build(path, *read_tensors(path))
     run = Run.open(path)
@@ -218,20 +247,27 @@ def _build(file: Path, tensors: dict[str, Tensor], meta: dict[str, Any]) -> Poli
 
 def fit_weights(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
     """Load the weights; if they do not fit, say the first that does not."""
-    own = policy.state_dict()
-    for name in sorted(own.keys() | tensors.keys()):
-        if name not in tensors:
-            raise ValueError(f"the weight {name} is missing")
-        if name not in own:
-            raise ValueError(f"the weight {name} is unknown to {type(policy).__name__}")
-        if own[name].shape != tensors[name].shape:
-            raise ValueError(
-                f"the weight {name} has shape {tuple(tensors[name].shape)}, expected {tuple(own[name].shape)}"
-            )
+    check_fit(policy, tensors)
     if said := first_not_finite(tensors):
         raise ValueError(f"{said}, where only finite numbers can be")
     policy.to(next(iter(tensors.values())).dtype)
     policy.load_state_dict(dict(tensors))
+
+
+def check_fit(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse weights that are not those of the policy by name and shape."""
+    own = policy.state_dict()
+    for name in sorted(own.keys() | tensors.keys(), key=str):
+        if name not in tensors:
+            raise ValueError(f"the weight {name} is missing")
+        if name not in own:
+            raise ValueError(f"the weight {shown(name)} is unknown to {type(policy).__name__}")
+        if not isinstance(tensors[name], Tensor) or tensors[name].is_meta:
+            raise ValueError(f"the weight {name} must be a tensor with values, got {shown(tensors[name])}")
+        if own[name].shape != tensors[name].shape:
+            raise ValueError(
+                f"the weight {name} has shape {tuple(tensors[name].shape)}, expected {tuple(own[name].shape)}"
+            )
 
 
 # ---------------------------------------------------------------- where numbers come from

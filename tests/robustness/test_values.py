@@ -193,7 +193,9 @@ def test_an_answer_of_minus_infinity_in_one_stream_is_refused(spec: uat.Spec, pa
     """Of such logits, ids would be the first one and weights NaN, while the other stream has numbers."""
     policy, obs = build_random("vanilla", spec, dtype=torch.float32), np.eye(5)[:2]
     h_BD: list[torch.Tensor] = []
-    hook = policy.get_submodule("backbone.last_norm").register_forward_hook(lambda *seen: h_BD.append(seen[2].reshape(2, -1)))
+    hook = policy.get_submodule("backbone.last_norm").register_forward_hook(
+        lambda *seen: h_BD.append(seen[2].reshape(2, -1))
+    )
     Session(policy, streams=2, path="cached").act(obs)
     hook.remove()
     usual_D, odd_D = h_BD[0]

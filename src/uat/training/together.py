@@ -18,8 +18,10 @@ from pathlib import Path
 import torch
 
 from uat.config import RunConfig
+from uat.files import check_path
 from uat.noise import derive
 from uat.runs import Run
+from uat.settings import checked
 from uat.threads import cpu_threads
 from uat.training.capture import InTurn, own_stream
 from uat.training.progress import Progress
@@ -37,6 +39,9 @@ def train_together(
     progress: ShowProgress | None = None,
 ) -> list[Run]:
     """As `train` for each config and its folder. Progress is shown for the first, which stands for all."""
+    configs, outs = checked(configs, Sequence, "configs"), checked(outs, Sequence, "outs")
+    configs = [checked(config, RunConfig, f"configs[{index}]") for index, config in enumerate(configs)]
+    outs = [check_path(out, f"outs[{index}]") for index, out in enumerate(outs)]
     if len(configs) != len(outs) or len({str(out) for out in outs}) != len(outs):
         raise ValueError(f"train_together: {len(configs)} configs need as many folders, each its own, got {len(outs)}")
     arithmetic = {config.train.precision for config in configs}
@@ -45,7 +50,7 @@ def train_together(
     if not configs:
         return []
     chosen = pick_device(device)
-    runs = [Run(Path(out), config) for config, out in zip(configs, outs, strict=True)]
+    runs = [Run(out, config) for config, out in zip(configs, outs, strict=True)]
     with (
         cpu_threads(threads),
         contextlib.ExitStack() as kept,

@@ -17,9 +17,11 @@ from torch import Tensor
 
 from uat.config import RunConfig, to_json
 from uat.domains import Domain, episode_count, split_seed, summarised
+from uat.files import check_path
 from uat.methods import METHODS, Phase, Policy, training_name
 from uat.noise import derive
 from uat.runs import Run, first_difference
+from uat.settings import checked
 from uat.tensor_files import RunError
 from uat.threads import ThreadsWarning, cpu_threads
 from uat.training.capture import InTurn
@@ -52,7 +54,7 @@ def train(
     threads: CPU threads; unset: UAT_THREADS, or one. The run is the same with any number, its last bits are not.
     Started by torchrun, the processes share every batch, and the first of them writes (see `uat.training.ranks`).
     """
-    run, chosen = Run(Path(out), config), pick_device(device)
+    run, chosen = Run(check_path(out, "out"), checked(config, RunConfig, "config")), pick_device(device)
     with (
         cpu_threads(threads),
         joined(config, chosen) as (ranks, own_device),
