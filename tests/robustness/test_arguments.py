@@ -1,4 +1,4 @@
-"""Arguments of `load`, `save`, `train` and their like: a wrong one is refused by its name, before anything is written."""
+"""Arguments of `load`, `save`, `train` and their like: a wrong one is refused by its name, and nothing is written."""
 
 from __future__ import annotations
 
