@@ -178,8 +178,9 @@ def save_policy(
     _check_method(checked(policy, Policy, "policy"), method_name)
     if domain is not None and type(domain) not in {entry.config for entry in DOMAINS.values()}:
         raise ValueError(f"domain={shown(domain)} must be the config of a domain, or None")
-    check_fit(policy, checked(weights or policy.state_dict(), Mapping, "weights"))
-    weights = copied(weights or policy.state_dict(), torch.device("cpu"))
+    given = policy.state_dict() if weights is None else checked(weights, Mapping, "weights") or policy.state_dict()
+    check_fit(policy, given)
+    weights = copied(given, torch.device("cpu"))
     if said := first_not_finite(weights):
         raise ValueError(f"{path} was not written: {said}, where only finite numbers can be")
     meta = {"method": method_name, "config": to_json(policy.config), "spec": spec_to_json(policy.spec)}

@@ -93,6 +93,10 @@ BAD_SAVES: dict[str, tuple[Callable[[], Any], str]] = {
     "no method": (lambda: uat.save("p", policy(), None), "method=None must be str"),  # pyright: ignore[reportArgumentType]
     "an ablation": (lambda: uat.save("p", policy(), "uat-no-action"), "sets {'sees_action': False}; the policy's"),
     "no weights": (lambda: uat.save("p", policy(), "uat", weights=3), "weights=3 must be Mapping"),  # pyright: ignore[reportArgumentType]
+    "a tensor of weights": (
+        lambda: uat.save("p", policy(), "uat", weights=torch.zeros(2)),  # pyright: ignore[reportArgumentType]
+        "must be Mapping",
+    ),
     "few weights": (lambda: uat.save("p", policy(), "uat", weights={"a": torch.zeros(1)}), "the weight 'a' is unknown"),
     "lists": (
         lambda: uat.save("p", policy(), "uat", weights=dict.fromkeys(policy().state_dict(), 1)),  # pyright: ignore[reportArgumentType]
