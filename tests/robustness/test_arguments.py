@@ -44,13 +44,18 @@ def policy(method: str = "uat") -> Any:
     return build_random(method, SPECS["vector-discrete"], dtype=torch.float32)
 
 
+def not_none(path: Any) -> Any:
+    """Without a source there is nothing to refuse."""
+    return 0 if path is None else path
+
+
 TAKE_PATHS: dict[str, Callable[[Any], Any]] = {
     "load": uat.load,
     "save": lambda path: uat.save(path, policy(), "uat"),
     "evaluate": uat.evaluate,
     "Run.open": uat.Run.open,
     "train": lambda path: uat.train(uat.recipe("darkroom", "uat", "quick"), path),
-    "source": lambda path: uat.train(uat.recipe("darkroom", "uat", "quick"), "out", source=0 if path is None else path),
+    "source": lambda path: uat.train(uat.recipe("darkroom", "uat", "quick"), "out", source=not_none(path)),
     "train_together": lambda path: uat.train_together([uat.recipe("darkroom", "uat", "quick")], [path]),
 }
 """Everything that takes a path."""
