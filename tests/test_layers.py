@@ -14,14 +14,14 @@ import uat
 ROOT = Path(uat.__file__).parent
 ON_DISK = {"files", "archives", "tensor_files"}
 MAY_IMPORT: dict[str, set[str]] = {
-    "files": set(),
+    "files": {"settings"},
     "archives": {"files"},
     "lock": {"files"},
     "settings": set(),
     "rows": {"files", "settings"},
     "tensor_files": {"files"},
     "terminal": set(),
-    "threads": set(),
+    "threads": {"settings"},
     "compiling": set(),
     "clock_kernel": set(),
     "types": {"settings", "compiling", "clock_kernel"},
@@ -37,8 +37,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "feedback": {"settings", "types", "checks", "noise", "acting"},
     "config": {"settings", "types", "methods", "domains", "feedback"},
     "recipes": {"types", "methods", "domains", "config"},
-    "runs": {"files", "lock", "tensor_files", "types", "methods", "domains", "config", "rows"},
+    "runs": {"files", "lock", "tensor_files", "types", "methods", "domains", "config", "rows", "settings"},
     "training": {
+        "files",
+        "settings",
         *ON_DISK,
         "threads",
         "types",
