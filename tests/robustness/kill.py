@@ -33,6 +33,7 @@ import torch
 
 import uat
 from tests.builders import build_random
+from tests.robustness.killed import prepare
 from tests.robustness.processes import Started, alive, born, children, wait_for, workers
 from uat.files import is_temporary
 from uat.types import Discrete, Spec, Vector
@@ -43,13 +44,13 @@ IN_A_ROW = 3
 """The most kills of one training, grid or session before it may come to its end."""
 FRESH = 0.15
 """The share of kills of new interpreters, which may come while they import."""
-OWN = {"manifest.json", "timing.jsonl", ".lock"}
-"""Files that name the process, or hold wall times."""
+OWN = {"manifest.json", "timing.jsonl", ".lock", "session.pickle"}
+"""Files that name the process or hold wall times; and pickles, which also tell which objects are one."""
 SMALL = ["domain.horizon=5", "domain.size=4", "train.batch_size=4", "train.validate_every=1"]
 SMALL += ["train.validation_episodes=4", "train.patience=1000"]
-TRAININGS = {"uat": 60, "vanilla": 90, "adt": 60, "uat-no-kv": 60}
-"""Methods, and for how many epochs each trains: about a second."""
-GRID = [*SMALL, "train.epochs=30", "evaluation.episodes=4"]
+TRAININGS = {"uat": 25, "vanilla": 40, "adt": 30, "uat-no-kv": 25}
+"""Methods, and for how many epochs each trains: a second or less."""
+GRID = [*SMALL, "evaluation.episodes=4"]
 SESSIONS = (2, 9)
 """Streams: a few take the fast step, many the cached one."""
 
@@ -94,7 +95,16 @@ class Campaign:
         self.folder, self.seed, self.say = folder, seed, say
         self.rows = {kind: Row(kind) for kind in SHARES}
         self.twins: dict[str, tuple[Path, float]] = {}
-        self._started = 0
+        self._started: list[Started] = []
+
+    def __enter__(self) -> Campaign:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Whatever happened, none of its processes lives on."""
+        for process in self._started:
+            if process.code is None:
+                process.kill()
 
     def run(self, kind: str, kills: int) -> None:
         """So many kills of one kind."""
@@ -174,17 +184,17 @@ class Campaign:
 
     # ------------------------------------------------------------ commands
 
-    def train(self, method: str, folder: Path) -> list[Any]:
+    def train(self, method: str, folder: Path, *, epochs: int | None = None, seed: int = 0) -> list[Any]:
         settings = [word for one in SMALL for word in ("--" + one.replace("_", "-")).split("=")]
-        flags = ["--train.epochs", TRAININGS[method], "--resume", "--device", "cpu", "--out", folder]
-        return ["uat", "train", "darkroom", "--method", method, "--preset", "smoke", *settings, *flags]
+        flags = ["--train.epochs", epochs or TRAININGS[method], "--seed", seed, "--resume", "--device", "cpu"]
+        return ["uat", "train", "darkroom", "--method", method, "--preset", "smoke", *settings, *flags, "--out", folder]
 
-    def reproduce(self, folder: Path, *, workers: int = 2) -> list[Any]:
+    def reproduce(self, folder: Path, *, workers: int = 2, epochs: int = 12) -> list[Any]:
         what = ["main", "--preset", "smoke", "--domains", "darkroom", "--tasks", "cyclic", "--seeds", 0, 1]
         how = ["--methods", "vanilla", "tent", "uat", "--workers", workers, "--no-report", "--json", "--device", "cpu"]
-        return ["uat", "reproduce", *what, *how, "--set", *GRID, "--out", folder]
+        return ["uat", "reproduce", *what, *how, "--set", *GRID, f"train.epochs={epochs}", "--out", folder]
 
-    def play(self, streams: int, folder: Path, *, steps: int = 700) -> list[Any]:
+    def play(self, streams: int, folder: Path, *, steps: int = 300) -> list[Any]:
         policy = self.folder / "policy.safetensors"
         if not policy.exists():
             spec = Spec(obs=Vector(5), action=Discrete(4), horizon=400)
@@ -194,8 +204,8 @@ class Campaign:
     # ------------------------------------------------------------ processes and folders
 
     def start(self, arguments: Sequence[Any], *, fresh: bool) -> Started:
-        self._started += 1
-        return Started(arguments, self.folder / f"{self._started}.log", fresh=fresh)
+        self._started.append(Started(arguments, self.folder / f"{len(self._started)}.log", fresh=fresh))
+        return self._started[-1]
 
     def twin(self, name: str, arguments: Callable[[Path], Sequence[Any]]) -> tuple[Path, float]:
         """The folder that the same command leaves if nobody kills it, and how many seconds that took."""
@@ -207,10 +217,11 @@ class Campaign:
             if process.wait() != 0:
                 raise RuntimeError(f"the twin of {name} failed: {process.said}")
             self.twins[name] = folder, time.monotonic() - since
+            self.say(f"{name}: its twin took {self.twins[name][1]:.1f} s")
         return self.twins[name]
 
     def _new_folder(self, name: str) -> Path:
-        folder = self.folder / f"{name}-{self._started}"
+        folder = self.folder / f"{name}-{len(self._started)}"
         folder.mkdir()
         return folder
 
@@ -267,8 +278,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="what is started, in which order, and when it is killed")
     parser.add_argument("--kinds", nargs="+", choices=list(SHARES), default=list(SHARES), help="only these kinds")
     options, since = parser.parse_args(argv), time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="uat-kill-") as folder:
-        campaign = Campaign(Path(folder), options.seed, say=lambda line: print(line, file=sys.stderr, flush=True))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that a stopped campaign ends its processes, too
+    with (
+        tempfile.TemporaryDirectory(prefix="uat-kill-") as folder,
+        Campaign(Path(folder), options.seed, say=lambda line: print(line, file=sys.stderr, flush=True)) as campaign,
+    ):
         for kind, kills in shares(options.kills).items():
             if kind in options.kinds:
                 campaign.run(kind, kills)
@@ -278,5 +292,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if any(row.differences or row.left_over for row in rows) else 0
 
 
+if __name__ == "__mp_main__":  # a worker of a grid
+    prepare()
 if __name__ == "__main__":
     sys.exit(main())
