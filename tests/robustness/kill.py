@@ -264,9 +264,9 @@ def shares(kills: int) -> dict[str, int]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    total = Row("all", *(sum(getattr(row, name) for row in rows) for name in ("kills", "resumed")))
-    total.differences = [said for row in rows for said in row.differences]
-    total.left_over = sum(row.left_over for row in rows)
+    total = Row("all", differences=[said for row in rows for said in row.differences])
+    for name in ("kills", "resumed", "left_over"):
+        setattr(total, name, sum(getattr(row, name) for row in rows))
     lines = [f"{'kind':10}{'kills':>7}{'resumed':>9}{'differences':>13}{'left over':>11}"]
     lines += [f"{r.kind:10}{r.kills:7}{r.resumed:9}{len(r.differences):13}{r.left_over:11}" for r in [*rows, total]]
     return "\n".join([*lines, *total.differences])
@@ -283,12 +283,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         tempfile.TemporaryDirectory(prefix="uat-kill-") as folder,
         Campaign(Path(folder), options.seed, say=lambda line: print(line, file=sys.stderr, flush=True)) as campaign,
     ):
-        for kind, kills in shares(options.kills).items():
-            if kind in options.kinds:
-                campaign.run(kind, kills)
-        rows = [row for row in campaign.rows.values() if row.kind in options.kinds]
-    print(table(rows))
-    print(f"{sum(row.kills for row in rows)} kills in {time.monotonic() - since:.0f} s, seed {options.seed}")
+        rows = [campaign.rows[kind] for kind in options.kinds]
+        try:
+            for row in rows:
+                campaign.run(row.kind, shares(options.kills)[row.kind])
+        finally:  # also if it is stopped
+            print(table(rows))
+            print(f"{sum(row.kills for row in rows)} kills in {time.monotonic() - since:.0f} s, seed {options.seed}")
     return 1 if any(row.differences or row.left_over for row in rows) else 0
 
 
