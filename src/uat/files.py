@@ -188,8 +188,7 @@ def _lock(descriptor: int) -> bool | None:
 def _remove_left_over(path: Path) -> None:
     """Remove what writers of this file left that were killed: nobody holds the lock of such a file."""
     name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}{re.escape(TEMPORARY)}")
-    for entry in [one for one in os.listdir(path.parent) if name.fullmatch(one)]:
-        file = path.with_name(entry)
+    for file in [file for file in path.parent.iterdir() if name.fullmatch(file.name)]:
         with contextlib.suppress(OSError):  # a link, or gone by now
             descriptor = os.open(file, os.O_RDWR | NO_FOLLOW)
             try:
