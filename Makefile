@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo report test test-slow test-gpu lint clean
+.PHONY: install demo report test test-slow test-gpu kill lint clean
 
 install: $(STAMP)
 
@@ -26,6 +26,10 @@ test-slow: install
 
 test-gpu: install
 	$(BIN)/python -m pytest -m gpu
+
+# 100 random kills of trainings, grids and sessions, each compared with one that nobody killed
+kill: install
+	$(BIN)/python -m tests.robustness.kill --kills 100
 
 lint: install
 	$(BIN)/ruff check .

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import uat
 
 PUBLIC = [
@@ -57,6 +59,13 @@ def test_the_public_names_are_these() -> None:
     assert uat.__version__.count(".") >= 2
 
 
+def test_a_name_that_is_not_there_is_an_attribute_error_and_a_module_is_found() -> None:
+    with pytest.raises(AttributeError, match="module 'uat' has no attribute 'trian'"):
+        _ = uat.trian  # type: ignore[attr-defined]
+    assert uat.recipes.recipe is uat.recipe  # type: ignore[attr-defined]
+    assert set(uat.__all__) <= set(dir(uat))
+
+
 IMPORT = """
 import json, logging, os, random, signal, sys, threading, time, warnings
 
@@ -87,6 +96,8 @@ def surroundings():
 sys.meta_path.insert(0, Blocked())
 before, start = surroundings(), time.perf_counter()
 import uat
+for name in uat.__all__:  # each is imported when it is first asked for
+    getattr(uat, name)
 seconds = time.perf_counter() - start
 after = surroundings()
 result = {

@@ -141,7 +141,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "the public API",
         "rows",
     },
-    "__main__": {"cli"},
+    "__main__": {"cli", "terminal"},
 }
 """Each file or folder of the package, and which others it may import."""
 

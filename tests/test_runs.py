@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from uat.config import RunConfig, override, to_json
-from uat.files import write_atomically
+from uat.files import replacing, write_atomically
 from uat.methods import METHODS
 from uat.recipes import recipe
 from uat.runs import Run, load_policy, save_policy
@@ -87,6 +87,25 @@ def test_a_reader_never_sees_half_a_file(tmp_path: Path, monkeypatch: pytest.Mon
     write_atomically(tmp_path / "file", b"new")
     assert seen == [b"old"]
     assert (tmp_path / "file").read_bytes() == b"new"
+
+
+def test_what_a_killed_write_left_goes_with_the_next_one_and_nothing_else_does(tmp_path: Path) -> None:
+    """The writer of a temporary file that is alive holds its lock; other names are not of this file."""
+    write_atomically(tmp_path / "precious", b"years of work")
+    others = {".other.0123abcd.partial", ".file.notes.partial", ".file.jsonl.0123abcd.partial"}
+    for name in {*others, ".file.0123abcd.partial"}:
+        (tmp_path / name).write_bytes(b"half a fi")
+    (tmp_path / ".file.00000000.partial").symlink_to(tmp_path / "precious")
+    with replacing(tmp_path / "file") as slow:
+        slow.write(b"slow")
+        slow.flush()
+        [alive] = set(tmp_path.glob(".file.????????.partial")) - {tmp_path / ".file.00000000.partial"}
+        write_atomically(tmp_path / "file", b"quick")
+        assert alive.read_bytes() == b"slow"
+        assert (tmp_path / "file").read_bytes() == b"quick"
+    assert content(tmp_path).keys() == others | {"file", "precious", ".file.00000000.partial"}
+    assert (tmp_path / "file").read_bytes() == b"slow"
+    assert (tmp_path / "precious").read_bytes() == b"years of work"
 
 
 def test_tensors_come_back_bit_for_bit_with_what_was_said_of_them(tmp_path: Path) -> None:

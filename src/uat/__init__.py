@@ -1,20 +1,28 @@
-"""The Utility-Augmented Transformer: policies that adapt to a world that silently changes."""
+"""The Utility-Augmented Transformer: policies that adapt to a world that silently changes.
 
-from uat.config import RunConfig, override
-from uat.domains import DOMAINS
-from uat.evaluation import audit, evaluate
-from uat.feedback import FeedbackConfig, corrupt
-from uat.logs import episodes
-from uat.methods import METHODS, Policy
-from uat.methods.uat import UAT, UATConfig
-from uat.methods.vanilla import Vanilla, VanillaConfig
-from uat.recipes import recipe
-from uat.runs import Run
-from uat.runs import load_policy as load
-from uat.runs import save_policy as save
-from uat.serving import Session
-from uat.training import train, train_together
-from uat.types import Assets, Batch, Clock, Discrete, Items, Score, Spec, Step, Trajectory, Vector, Weights
+A name is imported when it is first asked for: so the command line can answer Ctrl-C while torch is being imported.
+"""
+
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from uat.config import RunConfig, override
+    from uat.domains import DOMAINS
+    from uat.evaluation import audit, evaluate
+    from uat.feedback import FeedbackConfig, corrupt
+    from uat.logs import episodes
+    from uat.methods import METHODS, Policy
+    from uat.methods.uat import UAT, UATConfig
+    from uat.methods.vanilla import Vanilla, VanillaConfig
+    from uat.recipes import recipe
+    from uat.runs import Run
+    from uat.runs import load_policy as load
+    from uat.runs import save_policy as save
+    from uat.serving import Session
+    from uat.training import train, train_together
+    from uat.types import Assets, Batch, Clock, Discrete, Items, Score, Spec, Step, Trajectory, Vector, Weights
 
 __version__ = "0.1.0"
 
@@ -52,3 +60,40 @@ __all__ = [
     "train",
     "train_together",
 ]
+
+_PLACES = {
+    "config": ("RunConfig", "override"),
+    "domains": ("DOMAINS",),
+    "evaluation": ("audit", "evaluate"),
+    "feedback": ("FeedbackConfig", "corrupt"),
+    "logs": ("episodes",),
+    "methods": ("METHODS", "Policy"),
+    "methods.uat": ("UAT", "UATConfig"),
+    "methods.vanilla": ("Vanilla", "VanillaConfig"),
+    "recipes": ("recipe",),
+    "runs": ("Run", "load_policy", "save_policy"),
+    "serving": ("Session",),
+    "training": ("train", "train_together"),
+    "types": (
+        *("Assets", "Batch", "Clock", "Discrete", "Items", "Score"),
+        *("Spec", "Step", "Trajectory", "Vector", "Weights"),
+    ),
+}
+"""Which module defines each name."""
+_SHORT = {"load_policy": "load", "save_policy": "save"}
+_PLACE = {_SHORT.get(name, name): (module, name) for module, names in _PLACES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PLACE:
+        module, own = _PLACE[name]
+        value = getattr(importlib.import_module(f"uat.{module}"), own)
+        globals()[name] = value
+        return value
+    if not name.startswith("_") and importlib.util.find_spec(f"uat.{name}") is not None:
+        return importlib.import_module(f"uat.{name}")
+    raise AttributeError(f"module 'uat' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

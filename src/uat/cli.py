@@ -157,19 +157,15 @@ class Report(ReportOptions):
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of `uat`."""
     args = list(sys.argv[1:] if argv is None else argv)
-    try:
-        with terminal.command("uat"):
-            if not args or args[0] in ("-h", "--help"):
-                show_page(USAGE)
-            elif args[0] == "--version":
-                show(uat.__version__)
-            else:
-                verb = VERBS[lookup("command", args[0], VERBS)]
-                with contextlib.nullcontext() if verb is run_bench else cpu_threads():
-                    verb(args[1:])
-    except KeyboardInterrupt:
-        say("stopped; continue a training with --resume, a study by the same command")
-        sys.exit(130)
+    with terminal.command("uat", go_on="continue a training with --resume, a study by the same command"):
+        if not args or args[0] in ("-h", "--help"):
+            show_page(USAGE)
+        elif args[0] == "--version":
+            show(uat.__version__)
+        else:
+            verb = VERBS[lookup("command", args[0], VERBS)]
+            with contextlib.nullcontext() if verb is run_bench else cpu_threads():
+                verb(args[1:])
 
 
 # ---------------------------------------------------------------- verbs

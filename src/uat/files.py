@@ -19,6 +19,11 @@ from typing import IO, Any
 
 from uat.settings import shown
 
+try:
+    import fcntl
+except ImportError:  # pragma: no cover (Windows)
+    fcntl = None
+
 TEMPORARY = ".partial"
 MOST_JSON = 256 * 2**20
 """Bytes of the largest JSON file that is read at once: far more than any of ours."""
@@ -142,9 +147,9 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> Non
 def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
     """A file to be written inside, which then takes the place of `path`; after an error there is nothing new."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{TEMPORARY}")
+    _remove_left_over(path)
+    temporary, descriptor = _new_temporary(path)
     try:
-        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_FOLLOW, 0o666)
         with os.fdopen(descriptor, "w+b") as file:
             if (mode := _mode(path)) is not None:
                 os.chmod(temporary, mode)  # noqa: PTH101 (of the file that was just made here)
@@ -152,9 +157,53 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
             file.flush()
             if durable:
                 os.fsync(file.fileno())
-        temporary.replace(path)
+            if fcntl is not None:
+                temporary.replace(path)  # while its lock is held
+        if fcntl is None:  # pragma: no cover (Windows renames closed files alone)
+            temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _new_temporary(path: Path) -> tuple[Path, int]:
+    """A new file beside `path` and its descriptor, which holds its lock (flock): so others see that it is in use."""
+    while True:
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{TEMPORARY}")
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_FOLLOW, 0o666)
+        try:
+            is_ours = _lock(descriptor) is not False and os.fstat(descriptor).st_nlink > 0
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if is_ours:
+            return temporary, descriptor
+        os.close(descriptor)  # somebody took it for a left-over before it was locked
+
+
+def _lock(descriptor: int) -> bool | None:
+    """Take the lock of an open file: whether it is ours now; None where there are no locks."""
+    if fcntl is None:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return None
+    return True
+
+
+def _remove_left_over(path: Path) -> None:
+    """Remove what writers of this file left that were killed: nobody holds the lock of such a file."""
+    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}{re.escape(TEMPORARY)}")
+    for file in [file for file in path.parent.iterdir() if name.fullmatch(file.name)]:
+        with contextlib.suppress(OSError):  # a link, or gone by now
+            descriptor = os.open(file, os.O_RDWR | NO_FOLLOW)
+            try:
+                if _lock(descriptor):
+                    file.unlink(missing_ok=True)
+            finally:
+                os.close(descriptor)
 
 
 def _mode(path: Path) -> int | None:

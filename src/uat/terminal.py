@@ -12,13 +12,17 @@ import io
 import json
 import math
 import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 BROKEN_PIPE = 141
 """Exit code of a program whose reader has gone: 128 and the number of SIGPIPE."""
+INTERRUPTED = 130
+"""Exit code of a program that Ctrl-C stopped: 128 and the number of SIGINT."""
 SPELT = {"±": "+/-", "−": "-", "–": "-", "…": "...", "‖": "||", "Δ": "delta", "λ": "lambda", "σ": "sigma", "×": "x"}
 """What stands for letters of ours where an encoding lacks them."""
 
@@ -74,9 +78,10 @@ def encodable(text: str, stream: Any) -> str:
 
 
 @contextlib.contextmanager
-def command(name: str) -> Iterator[None]:
+def command(name: str, *, go_on: str = "") -> Iterator[None]:
     """Run a command inside: a mistake of its user becomes one sentence on standard error and exit code 2.
 
+    go_on: what to do after Ctrl-C, which ends the command with one line and exit code 130.
     Warnings are sentences as well. If the reader of the output has gone (`uat list | head -1`), the command ends and
     says nothing.
     """
@@ -90,6 +95,10 @@ def command(name: str) -> Iterator[None]:
     except BrokenPipeError:
         _discard_output()
         sys.exit(BROKEN_PIPE)
+    except KeyboardInterrupt:
+        _flush_output()
+        fail(name, f"stopped; {go_on}" if go_on else "stopped")
+        sys.exit(INTERRUPTED)
     except (ValueError, OSError) as error:
         _flush_output()
         sys.exit(fail(name, str(error)))
@@ -98,6 +107,28 @@ def command(name: str) -> Iterator[None]:
             raise
         _flush_output()
         sys.exit(fail(name, "there is not enough memory; choose a smaller model, batch or number of episodes"))
+
+
+@contextlib.contextmanager
+def interrupts_end_at_once(name: str) -> Iterator[None]:
+    """Ctrl-C inside ends the process with one line, whatever it does: for imports, which would turn a
+    KeyboardInterrupt into a page of foreign lines, or into an ImportError."""
+
+    def end(*_: object) -> None:
+        fail(name, "stopped")
+        os._exit(INTERRUPTED)
+
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
+        yield
+        return
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def fail(name: str, sentence: str) -> int:

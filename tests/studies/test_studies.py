@@ -166,6 +166,17 @@ def test_a_run_is_scored_once_all_of_it_is_written(tmp_path: Path, monkeypatch: 
     assert work.scores_of(cell, tmp_path) is None
 
 
+def test_pairs_are_named_alike_whichever_seeds_are_there(tmp_path: Path) -> None:
+    """Else a grid that was whole later would keep the turned pairs of when it was not."""
+    options = tiny(tmp_path, seeds=(0, 1), methods=("vanilla", "uat"))
+    reproduce(options)
+    found = evaluations(options.results)
+    part = [one for one in found if (one.config.method_name, one.config.seed) != ("vanilla", 0)]
+    named = [{(pair.method, pair.other) for pair in pairs(run_groups(some))} for some in (found, part)]
+    assert len(part) == len(found) - 1
+    assert named == [{("uat", "vanilla")}] * 2
+
+
 def test_a_probe_waits_for_both_methods_and_keeps_what_it_has_seen(tmp_path: Path) -> None:
     """Half of what is compared is no failure; and a smaller grid leaves what was seen of a larger one."""
     whole = {"study": "mechanism", "methods": (), "seeds": (0, 1)}

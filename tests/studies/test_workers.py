@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import uat
 from tests.studies.small_jobs import answer, begin
+from uat.studies import workers
 from uat.studies.workers import WorkerDied, run_jobs
 
 SECONDS = 60
@@ -44,6 +46,18 @@ def test_a_killed_worker_fails_its_own_job_alone(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2  # another took the place of the first
 
 
+def test_an_interrupt_while_a_worker_is_started_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = workers._context.Process.start
+
+    def interrupted(self: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        start(self)
+
+    monkeypatch.setattr(workers._context.Process, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(run_jobs(["a"], answer, 1, lambda: None, 0.1, partial(begin, folder=tmp_path)))
+
+
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks at processes in /proc")
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT], ids=str)
 def test_workers_end_with_their_parent(tmp_path: Path, sent: signal.Signals) -> None:
@@ -59,10 +73,10 @@ def test_workers_end_with_their_parent(tmp_path: Path, sent: signal.Signals) -> 
     )
     try:
         wait_for("two workers", lambda: len(list(tmp_path.glob("*.worker"))) == 2)
-        workers = [int(file.stem) for file in tmp_path.glob("*.worker")]
+        there = [int(file.stem) for file in tmp_path.glob("*.worker")]
         (os.killpg if sent == signal.SIGINT else os.kill)(parent.pid, sent)
         _, said = parent.communicate(timeout=SECONDS)
-        wait_for("the end of the workers", lambda: not any(map(alive, workers)))
+        wait_for("the end of the workers", lambda: not any(map(alive, there)))
     finally:
         parent.kill()
     if sent == signal.SIGINT:

@@ -12,13 +12,9 @@ from uat.studies.options import Reproduce
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    try:
-        with terminal.command("uat.studies"):
-            options = parse_flags(Reproduce, "python -m uat.studies", argv, positional=("study",))
-            sys.exit(command(options))
-    except KeyboardInterrupt:
-        terminal.say("stopped; the same command goes on where it was")
-        sys.exit(130)
+    with terminal.command("uat.studies", go_on="the same command goes on where it was"):
+        options = parse_flags(Reproduce, "python -m uat.studies", argv, positional=("study",))
+        sys.exit(command(options))
 
 
 if __name__ == "__main__":

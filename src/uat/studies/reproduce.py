@@ -253,6 +253,7 @@ def pairs(groups: Sequence[Group]) -> list[Pair]:
         by_place.setdefault((group.place, group.preset, group.variant), []).append(group)
     found: list[Pair] = []
     for (place, _, _), there in by_place.items():
+        there.sort(key=lambda group: list(METHODS).index(group.method))  # whichever seeds are here
         domain, task, _, _, n = place
         setting = there[0].setting
         metric, own = there[0].headline, []

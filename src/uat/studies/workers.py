@@ -76,22 +76,23 @@ def run_jobs(
 def _start(place: int, do: Callable[[int, Any], Any], begin: Callable[[int], None]) -> Worker:
     ours, theirs = _context.Pipe()
     process = _context.Process(target=_work, args=(place, theirs, do, begin), name=f"uat worker {place}", daemon=True)
-    with _interrupts_ignored():  # inherited: Ctrl-C is the parent's to answer, while a worker imports as well
+    with _interrupts_held_back():  # inherited: Ctrl-C is the parent's to answer, while a worker imports as well
         process.start()
     theirs.close()
     return Worker(place, process, ours)
 
 
 @contextlib.contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
+def _interrupts_held_back() -> Iterator[None]:
+    """A process started inside never sees Ctrl-C; one that comes meanwhile reaches this process afterwards."""
+    if not hasattr(signal, "pthread_sigmask"):  # pragma: no cover (Windows)
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _hand_over(worker: Worker, todo: list[tuple[int, Any]]) -> None:
