@@ -5,10 +5,12 @@ Axes as in `uat.types`. Sizes differ from axis to axis, so that two axes mixed u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -51,6 +53,20 @@ SIZES: dict[str, Any] = {
     "d_hidden": 8,
 }
 """Small settings; each config takes those that it has."""
+
+
+def crossed(mark: pytest.MarkDecorator, *axes: Mapping[str, Any] | Iterable[Any]) -> list[Any]:
+    """Parameters for every combination of values; those in which two values or more are not the first of their axis
+    are marked. So every value is met without the mark, and every combination with it.
+    """
+    named = [axis if isinstance(axis, Mapping) else {str(value): value for value in axis} for axis in axes]
+    firsts = [next(iter(axis)) for axis in named]
+    found = []
+    for names in itertools.product(*named):
+        values = [axis[name] for axis, name in zip(named, names, strict=True)]
+        others = sum(name != first for name, first in zip(names, firsts, strict=True))
+        found.append(pytest.param(*values, id="-".join(names), marks=[mark] if others > 1 else []))
+    return found
 
 
 # ---------------------------------------------------------------- policies
