@@ -69,6 +69,11 @@ def crossed(mark: pytest.MarkDecorator, *axes: Mapping[str, Any] | Iterable[Any]
     return found
 
 
+def interpreted(*case: Any) -> Any:
+    """A case of a kernel that takes the interpreter seconds."""
+    return pytest.param(*case, marks=pytest.mark.kernels)
+
+
 # ---------------------------------------------------------------- policies
 
 

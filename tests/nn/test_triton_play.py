@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 CUDA = torch.cuda.is_available()
 pytest.importorskip("triton")
 
-from tests.builders import randomise
+from tests.builders import interpreted, randomise
 from uat.acting import rollout
 from uat.domains.darkroom.world import DarkRoomConfig, DarkRoomSimulator
 from uat.methods import METHODS
@@ -29,11 +29,6 @@ SMALL = {"d_model": 32, "num_heads": 2, "num_layers": 1, "d_ff": 64, "dropout": 
 LONG = 66 if CUDA else 18
 """More steps than are read at a time."""
 PLAYS = [name for name, m in METHODS.items() if issubclass(m.policy, Policy) and m.policy.play is not Policy.play]
-
-
-def many(*case: Any) -> Any:
-    """A case that takes the interpreter seconds."""
-    return pytest.param(*case, marks=pytest.mark.kernels)
 
 
 @pytest.fixture(autouse=True)
@@ -160,11 +155,11 @@ def test_noise_may_lie_in_any_order() -> None:
     ("method", "sizes", "horizon", "worlds", "beside"),
     [
         ("uat", {"d_model": 16, "num_heads": 1, "d_ff": 16}, 2, 3, 132),
-        many("uat", {}, 4, 3, 132),
-        many("vanilla", {}, 4, 3, 132),
-        many("uat", {"d_model": 16, "num_heads": 1}, 16, 9, 60),  # as wide as a chunk; four streams to a program
-        many("vanilla", {"num_heads": 4, "d_ff": 256}, 18, 5, 60),  # more than a chunk
-        many("uat", {"d_model": 64, "num_heads": 4, "d_ff": 128}, 5, 5, 60),
+        interpreted("uat", {}, 4, 3, 132),
+        interpreted("vanilla", {}, 4, 3, 132),
+        interpreted("uat", {"d_model": 16, "num_heads": 1}, 16, 9, 60),  # as wide as a chunk; four streams to a program
+        interpreted("vanilla", {"num_heads": 4, "d_ff": 256}, 18, 5, 60),  # more than a chunk
+        interpreted("uat", {"d_model": 64, "num_heads": 4, "d_ff": 128}, 5, 5, 60),
     ],
 )
 def test_in_half_precision_they_are_those_of_the_fused_step(
