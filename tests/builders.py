@@ -39,6 +39,8 @@ PAIRS = {(method, spec): METHODS[method].policy.refusal(SPECS[spec]) for method 
 IN_THE_DARK = [name for name, method in METHODS.items() if method.serves("darkroom")]
 """Methods that serve the dark room, where most tests play."""
 
+PRECISIONS = {"float64": torch.float64, "float32": torch.float32}
+
 LARGE = Spec(obs=Items(60_000), action=Discrete(60_000), horizon=4)
 """A catalogue as large as a recommender's."""
 
