@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -63,22 +64,25 @@ def test_links_lead_somewhere() -> None:
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
-def test_the_commands_and_the_python_run_in_the_order_they_are_shown(
+def test_the_commands_and_then_the_python_run_in_the_order_they_are_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One after another in one folder, as a reader would; committed runs lie there as in a checkout."""
+    """One after another in one folder, as a reader would; committed runs lie there as in a checkout.
+
+    Blocks of Python share a new process and no name.
+    """
     monkeypatch.chdir(tmp_path)
     if (ROOT / "results").exists():
         shutil.copytree(ROOT / "results", tmp_path / "results")
     for language, text in BLOCKS:
-        if language == "python":
-            done = subprocess.run(
-                [sys.executable, "-W", "error", "-c", text], capture_output=True, text=True, check=False
-            )
-            assert done.returncode == 0, f"{text}\n{done.stderr}"
         for words in shell_commands(language, text):
             if words[0] == "uat":
                 main(quickened(words)[1:])
+    blocks = [text for language, text in BLOCKS if language == "python"]
+    program = f"for text in {blocks!r}:\n    print(text, flush=True)\n    exec(text, {{'__name__': '__main__'}})"
+    command, surroundings = [sys.executable, "-W", "error", "-c", program], {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=surroundings)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
 @pytest.mark.parametrize(
