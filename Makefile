@@ -2,8 +2,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+WORKERS ?= 2
+KILLS ?= 100
+PYTEST := $(BIN)/python -m pytest
+SPREAD := -n $(WORKERS) --dist worksteal
 
-.PHONY: install demo report test test-slow test-gpu kill lint clean
+.PHONY: install demo report test test-kernels test-slow test-gpu kill lint clean
 
 install: $(STAMP)
 
@@ -19,17 +23,22 @@ report: install
 	$(BIN)/uat report results/paper --out docs/report
 
 test: install
-	$(BIN)/python -m pytest -n 2 -m 'not slow and not gpu'
+	$(PYTEST) $(SPREAD) -m 'not slow and not kernels and not gpu'
 
+# the same kernels at more sizes, in Triton's interpreter, and compiled for GPUs that are not here
+test-kernels: install
+	$(PYTEST) $(SPREAD) -m 'kernels and not slow and not gpu'
+
+# one test at a time: some of them compare times
 test-slow: install
-	$(BIN)/python -m pytest -m 'slow and not gpu'
+	$(PYTEST) -m 'slow and not gpu'
 
 test-gpu: install
-	$(BIN)/python -m pytest -m gpu
+	$(PYTEST) -m gpu
 
 # 100 random kills of trainings, grids and sessions, each compared with one that nobody killed
 kill: install
-	$(BIN)/python -m tests.robustness.kill --kills 100
+	$(BIN)/python -m tests.robustness.kill --kills $(KILLS)
 
 lint: install
 	$(BIN)/ruff check .

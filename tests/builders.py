@@ -5,10 +5,12 @@ Axes as in `uat.types`. Sizes differ from axis to axis, so that two axes mixed u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -37,6 +39,8 @@ PAIRS = {(method, spec): METHODS[method].policy.refusal(SPECS[spec]) for method 
 IN_THE_DARK = [name for name, method in METHODS.items() if method.serves("darkroom")]
 """Methods that serve the dark room, where most tests play."""
 
+PRECISIONS = {"float64": torch.float64, "float32": torch.float32}
+
 LARGE = Spec(obs=Items(60_000), action=Discrete(60_000), horizon=4)
 """A catalogue as large as a recommender's."""
 
@@ -51,6 +55,25 @@ SIZES: dict[str, Any] = {
     "d_hidden": 8,
 }
 """Small settings; each config takes those that it has."""
+
+
+def crossed(mark: pytest.MarkDecorator, *axes: Mapping[str, Any] | Iterable[Any]) -> list[Any]:
+    """Parameters for every combination of values; those in which two values or more are not the first of their axis
+    are marked. So every value is met without the mark, and every combination with it.
+    """
+    named = [axis if isinstance(axis, Mapping) else {str(value): value for value in axis} for axis in axes]
+    firsts = [next(iter(axis)) for axis in named]
+    found = []
+    for names in itertools.product(*named):
+        values = [axis[name] for axis, name in zip(named, names, strict=True)]
+        others = sum(name != first for name, first in zip(names, firsts, strict=True))
+        found.append(pytest.param(*values, id="-".join(names), marks=[mark] if others > 1 else []))
+    return found
+
+
+def interpreted(*case: Any) -> Any:
+    """A case of a kernel that takes the interpreter seconds."""
+    return pytest.param(*case, marks=pytest.mark.kernels)
 
 
 # ---------------------------------------------------------------- policies
@@ -218,6 +241,21 @@ def stream(policy: Policy, batch: Batch) -> Tensor:
 def largest(logits: Tensor) -> float:
     """The largest absolute logit of an action that is not masked."""
     return logits[logits.isfinite()].abs().max().item()
+
+
+class Watch:
+    """A clock in place of the module `time`: its time passes only where somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    perf_counter = monotonic
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
 
 
 def call(capsys: Any, run: Callable[[list[str]], None], *argv: str) -> tuple[int, str, str]:

@@ -110,12 +110,13 @@ print("RESULT" + json.dumps(result))
 """
 
 
-def import_in_a_new_process(bytecode: Path) -> tuple[dict[str, Any], str]:
-    """What importing did, and what it printed. Bytecode is kept in a folder of the test's own, as if installed."""
+def import_in_a_new_process(bytecode: Path | None = None) -> tuple[dict[str, Any], str]:
+    """What importing did, and what it printed. Bytecode may be kept in a folder of the test's own, as if installed."""
     surroundings = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    surroundings |= {} if bytecode is None else {"PYTHONPYCACHEPREFIX": str(bytecode)}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", IMPORT, json.dumps(OPTIONAL)],
-        env=surroundings | {"PYTHONPYCACHEPREFIX": str(bytecode)},
+        env=surroundings,
         capture_output=True,
         text=True,
         timeout=60,
@@ -126,14 +127,15 @@ def import_in_a_new_process(bytecode: Path) -> tuple[dict[str, Any], str]:
     return json.loads(result), printed + done.stderr
 
 
-def test_importing_needs_nothing_optional_and_does_nothing_but_import(tmp_path: Path) -> None:
-    result, printed = import_in_a_new_process(tmp_path)
+def test_importing_needs_nothing_optional_and_does_nothing_but_import() -> None:
+    result, printed = import_in_a_new_process()
     assert printed == ""
     assert result["loaded"] == []
     assert result["changed"] == []
     assert not result["cuda"]
 
 
+@pytest.mark.slow
 def test_importing_takes_little_longer_than_importing_torch(tmp_path: Path) -> None:
     """The best of three after the first, which compiles; other work on the machine only ever adds."""
     seconds = [import_in_a_new_process(tmp_path)[0]["seconds"] for _ in range(4)]

@@ -16,9 +16,11 @@ from torch import Tensor, nn
 
 from tests import reference
 from tests.builders import (
+    PRECISIONS,
     SPECS,
     build_random,
     build_uat,
+    crossed,
     largest,
     moments,
     random_batch,
@@ -114,10 +116,10 @@ def torch_encoder(vanilla: Vanilla) -> nn.TransformerEncoder:
 # ---------------------------------------------------------------- streaming
 
 
-@every_spec
-@both_methods
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-@pytest.mark.parametrize("streams", [1, 3, 257])
+@pytest.mark.parametrize(
+    ("method", "spec", "dtype", "streams"),
+    crossed(pytest.mark.slow, ("uat", "vanilla"), SPECS, PRECISIONS, (3, 1, 257)),
+)
 def test_streaming_equals_the_parallel_pass(method: str, spec: Spec, dtype: torch.dtype, streams: int) -> None:
     policy, batch = build_random(method, spec, dtype=dtype), random_batch(spec, episodes=streams)
     with torch.no_grad():
@@ -185,9 +187,7 @@ def assert_is_vanilla_to_the_last_bit(uat: UAT, batch: Batch) -> None:
     assert torch.equal(stream(uat, batch), stream(vanilla, batch))
 
 
-@every_spec
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-@pytest.mark.parametrize("episodes", [1, 3, 64])
+@pytest.mark.parametrize(("spec", "dtype", "episodes"), crossed(pytest.mark.slow, SPECS, PRECISIONS, (3, 1, 64)))
 class TestZeroDegradation:
     def test_zero_gates_are_vanilla(self, spec: Spec, dtype: torch.dtype, episodes: int) -> None:
         uat, batch = randomise(build_uat(spec, dtype=dtype), 1), random_batch(spec, episodes=episodes)

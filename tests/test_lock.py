@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.builders import Watch
 from uat.lock import FILE, LockedError, locked
 
 HOLD = """
@@ -39,32 +39,30 @@ def test_the_second_is_told_who_holds_the_folder(tmp_path: Path) -> None:
     assert f"{tmp_path} is in use by process {os.getpid()} (training uat, since 20" in str(caught.value)
 
 
-def test_a_lock_ends_with_its_holder_however_that_ends(tmp_path: Path) -> None:
-    child = holder(tmp_path)
+def test_a_lock_ends_with_its_holder_however_that_ends_and_can_be_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child, watch = holder(tmp_path), Watch()
     try:
         with pytest.raises(LockedError, match=rf"process {child.pid} \(holding on, since"), locked(tmp_path, "mine"):
             pytest.fail("both hold the lock")
+        with monkeypatch.context() as patch:
+            patch.setattr("uat.lock.time", watch)
+            with pytest.raises(LockedError), locked(tmp_path, "mine", wait_seconds=30):
+                pytest.fail("both hold the lock")
+        assert 30 <= watch.now < 31
     finally:
         child.kill()
         child.communicate()
-    with locked(tmp_path, "mine"):
+    with locked(tmp_path, "mine", wait_seconds=60):
         assert (tmp_path / FILE).exists()
 
 
-def test_a_lock_is_given_back_and_can_be_waited_for(tmp_path: Path) -> None:
+def test_a_lock_is_given_back(tmp_path: Path) -> None:
     for _ in range(2):
         with locked(tmp_path / "new", "first"):
             pass
     assert (tmp_path / "new" / FILE).read_bytes() == b""
-    child = holder(tmp_path)
-    started = time.monotonic()
-    with pytest.raises(LockedError), locked(tmp_path, "second", wait_seconds=0.2):
-        pytest.fail("both hold the lock")
-    assert time.monotonic() - started >= 0.2
-    child.kill()
-    child.communicate()
-    with locked(tmp_path, "second", wait_seconds=60):
-        pass
 
 
 def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import gc
 import importlib.util
 import json
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.builders import IN_THE_DARK
+from tests.builders import IN_THE_DARK, Watch
 from uat.bench import Bench
 from uat.bench.__main__ import main as plain_main
 from uat.bench.cases import CASES, FULL, QUICK, set_path, settings
@@ -243,26 +242,40 @@ def test_tables_are_grouped_by_case_and_name_what_is_absent() -> None:
 # ---------------------------------------------------------------- timing
 
 
-def test_calls_take_turns_and_only_the_call_is_timed() -> None:
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    """Time passes only where somebody sleeps."""
+    watch = Watch()
+    monkeypatch.setattr("uat.bench.timing.time", watch)
+    return watch
+
+
+def test_calls_take_turns_and_only_the_call_is_timed(watch: Watch) -> None:
     order: list[str] = []
 
-    def prepare() -> None:
-        time.sleep(0.02)
+    def run() -> None:
+        order.append("a")
+        watch.sleep(0.001)
 
     calls = {
-        "a": Call(lambda: order.append("a"), prepare),
+        "a": Call(run, lambda: watch.sleep(0.02)),
         "b": Call(lambda: order.append("b")),
     }
     found = measure(calls, 10, CPU)
     assert {name: len(times) for name, times in found.items()} == {"a": 10, "b": 10}
-    assert max(found["a"]) < 10
+    assert found["a"] == pytest.approx([1.0] * 10)
     assert "".join(order) == "aaabbb" * 5  # one call of three warms up
 
 
-def test_a_slow_path_gets_fewer_calls_but_never_none() -> None:
-    found = measure({"slow": Call(lambda: time.sleep(0.11)), "fast": Call(lambda: None)}, 50, CPU, seconds=0.2)
-    assert 1 <= len(found["slow"]) <= 3
-    assert min(found["slow"]) >= 110
+def test_a_slow_path_gets_fewer_calls_but_never_none(watch: Watch) -> None:
+    calls = {
+        "slow": Call(lambda: watch.sleep(0.11)),
+        "never": Call(lambda: watch.sleep(9.0)),
+        "fast": Call(lambda: None),
+    }
+    found = measure(calls, 50, CPU, seconds=0.2)
+    assert found["slow"] == pytest.approx([110.0] * 2)
+    assert found["never"] == pytest.approx([9000.0])
     assert len(found["fast"]) == 50
 
 

@@ -16,9 +16,9 @@ from uat.training.trainer import build_policy
 CPU = torch.device("cpu")
 
 
-def played(method: str, preset: str, episodes: int) -> tuple[Any, ...]:
+def played(method: str, preset: str, episodes: int, **changes: int) -> tuple[Any, ...]:
     """A policy, its worlds, and the randomness of some episodes."""
-    config = uat.recipe("darkroom", method, preset)
+    config = uat.override(uat.recipe("darkroom", method, preset), {f"domain.{k}": v for k, v in changes.items()})
     domain = config.build_domain()
     policy = build_policy(config, domain, CPU).eval()
     simulator = domain.simulator("test", CPU)
@@ -28,7 +28,7 @@ def played(method: str, preset: str, episodes: int) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("method", IN_THE_DARK)
 def test_recomputing_the_history_gives_the_same_episodes(method: str) -> None:
-    policy, simulator, noise, sampling = played(method, "smoke", 5)
+    policy, simulator, noise, sampling = played(method, "smoke", 5, horizon=20)
     cached = rollout(policy, simulator, noise, sampling)
     recomputed = rollout(Recomputing(policy), simulator, noise, sampling)
     assert torch.equal(cached.action, recomputed.action)

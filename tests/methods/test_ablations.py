@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests import reference
-from tests.builders import SPECS, build, build_random, random_batch, stream, vanilla_of
+from tests.builders import PRECISIONS, SPECS, build, build_random, crossed, random_batch, stream, vanilla_of
 from uat.methods import METHODS
 from uat.methods.uat import UAT, UATConfig
 from uat.nn.attention import Attention
@@ -134,9 +134,7 @@ def test_its_gradients_equal_those_of_the_equations(method: str) -> None:
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@every_spec
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-@every_ablation
+@pytest.mark.parametrize(("method", "spec", "dtype"), crossed(pytest.mark.slow, ABLATIONS, SPECS, PRECISIONS))
 def test_without_feedback_an_ablation_is_vanilla_to_the_last_bit(method: str, spec: Spec, dtype: torch.dtype) -> None:
     policy, batch = ablated(method, spec, dtype=dtype), random_batch(spec)
     vanilla, silent = vanilla_of(policy), nothing_earned(nothing_done(batch, spec))

@@ -13,9 +13,11 @@ from torch import Tensor
 
 from tests import reference
 from tests.builders import (
+    PRECISIONS,
     SPECS,
     build,
     build_random,
+    crossed,
     largest,
     moments,
     random_batch,
@@ -27,7 +29,8 @@ from uat.methods.dt import DT
 from uat.types import Batch, Discrete, Spec, Trajectory, Vector
 
 every_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-both_lengths = pytest.mark.parametrize("include_actions", [False, True], ids=["2T", "3T"])
+LENGTHS = {"2T": False, "3T": True}
+both_lengths = pytest.mark.parametrize("include_actions", LENGTHS.values(), ids=LENGTHS)
 seeds = st.integers(0, 2**31)
 POISON = 1e18
 
@@ -203,9 +206,9 @@ def told_by(spec: Spec, trajectory: Trajectory) -> list[list[tuple[float, float]
     return rows
 
 
-@every_spec
-@both_lengths
-@pytest.mark.parametrize("return_scale", [1.0, 0.25, None])
+@pytest.mark.parametrize(
+    ("include_actions", "spec", "return_scale"), crossed(pytest.mark.slow, LENGTHS, SPECS, (0.25, 1.0, None))
+)
 def test_return_so_far_is_the_running_sum(include_actions: bool, spec: Spec, return_scale: float | None) -> None:
     policy = random_dt(spec, include_actions, return_scale=return_scale)
     trajectory = random_trajectory(spec, whole=True)
@@ -229,10 +232,9 @@ def test_return_scale_must_be_positive(scale: float) -> None:
 # ---------------------------------------------------------------- streaming
 
 
-@every_spec
-@both_lengths
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-@pytest.mark.parametrize("streams", [1, 3, 65])
+@pytest.mark.parametrize(
+    ("include_actions", "spec", "dtype", "streams"), crossed(pytest.mark.slow, LENGTHS, SPECS, PRECISIONS, (3, 1, 65))
+)
 def test_streaming_equals_the_parallel_pass(
     include_actions: bool, spec: Spec, dtype: torch.dtype, streams: int
 ) -> None:

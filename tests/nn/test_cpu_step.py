@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.builders import CPU, SPECS, build_random, largest, moments, random_batch
+from tests.builders import CPU, SPECS, build_random, crossed, largest, moments, random_batch
 from uat.bench.recompute import History, Recomputing
 from uat.domains.darkroom import DarkRoom, DarkRoomConfig
 from uat.methods import METHODS, Policy
@@ -30,7 +30,6 @@ SERVED = [name for name in METHODS if not METHODS[name].policy.refusal(SPECS["ve
 FAST = [name for name in SERVED if isinstance(open_fast(build_random(name, SPECS["vector-discrete"])), CPUStep)]
 every_method = pytest.mark.parametrize("method", FAST)
 every_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-every_dtype = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 
 
 def fast_of(policy: Policy) -> CPUStep:
@@ -71,17 +70,22 @@ def test_vanilla_and_uat_have_a_fast_step_and_so_have_its_ablations() -> None:
     assert {"vanilla", *(name for name, method in METHODS.items() if method.policy is UAT)} <= set(FAST)
 
 
-@every_dtype
-@pytest.mark.parametrize("streams", [1, 3, 63])
-@every_spec
-@every_method
+@pytest.mark.parametrize(
+    ("method", "spec", "streams", "dtype"), crossed(pytest.mark.kernels, FAST, SPECS, (3, 1, 63), tuple(TOLERANCE))
+)
 def test_equals_the_slow_twin(method: str, spec: Spec, streams: int, dtype: torch.dtype) -> None:
     policy = build_random(method, spec, dtype=dtype, max_positions=20)
     assert_twins(policy, list(told(spec, streams, 20)))
 
 
-@every_dtype
-@every_method
+@pytest.mark.parametrize(
+    ("method", "dtype"),
+    [
+        pytest.param(method, dtype, marks=[] if (method, dtype) == ("uat", torch.float32) else pytest.mark.kernels)
+        for method in FAST
+        for dtype in TOLERANCE
+    ],
+)
 def test_equals_the_slow_twin_over_a_thousand_steps(method: str, dtype: torch.dtype) -> None:
     spec = SPECS["vector-discrete"]
     policy = build_random(method, spec, dtype=dtype, max_positions=900, past_table="clamp")

@@ -44,6 +44,7 @@ ALL = {
 }
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize(
     ("architecture", "precision", "given"),
     [

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 CUDA = torch.cuda.is_available()
 pytest.importorskip("triton")
 
-from tests.builders import randomise
+from tests.builders import interpreted, randomise
 from uat.acting import rollout
 from uat.domains.darkroom.world import DarkRoomConfig, DarkRoomSimulator
 from uat.methods import METHODS
@@ -154,11 +154,12 @@ def test_noise_may_lie_in_any_order() -> None:
 @pytest.mark.parametrize(
     ("method", "sizes", "horizon", "worlds", "beside"),
     [
-        ("uat", {}, 4, 3, 132),
-        ("vanilla", {}, 4, 3, 132),
-        ("uat", {"d_model": 16, "num_heads": 1}, 16, 9, 60),  # as wide as a chunk is long; four streams to a program
-        ("vanilla", {"num_heads": 4, "d_ff": 256}, 18, 5, 60),  # more than a chunk
-        ("uat", {"d_model": 64, "num_heads": 4, "d_ff": 128}, 5, 5, 60),
+        ("uat", {"d_model": 16, "num_heads": 1, "d_ff": 16}, 2, 3, 132),
+        interpreted("uat", {}, 4, 3, 132),
+        interpreted("vanilla", {}, 4, 3, 132),
+        interpreted("uat", {"d_model": 16, "num_heads": 1}, 16, 9, 60),  # as wide as a chunk; four streams to a program
+        interpreted("vanilla", {"num_heads": 4, "d_ff": 256}, 18, 5, 60),  # more than a chunk
+        interpreted("uat", {"d_model": 64, "num_heads": 4, "d_ff": 128}, 5, 5, 60),
     ],
 )
 def test_in_half_precision_they_are_those_of_the_fused_step(
@@ -204,8 +205,8 @@ class Launches(TorchDispatchMode):
 
 @pytest.mark.parametrize("method", ["uat", "vanilla"])
 def test_a_rollout_is_two_launches(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    simulator = room()
-    policy = build(method, simulator)
+    simulator = room(horizon=2)
+    policy = build(method, simulator, d_model=16, d_ff=16)
     noise, drawn = some_noise(simulator, 3)
     policy.fused = simulator.fused = True
     with precision("tf32"):

@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from tests.builders import random_batch, randomise
+from tests.builders import crossed, interpreted, random_batch, randomise
 from uat.acting import choose
 from uat.bench.steps import plain
 from uat.methods import METHODS
@@ -114,7 +114,12 @@ def worst_difference(policy: TransformerPolicy, streams: int, steps: int) -> flo
 
 @pytest.mark.parametrize(
     ("method", "streams", "steps"),
-    [*((m, *size) for m in ("uat", "vanilla") for size in [(1, LONG), (3, 4)]), *((m, 3, 3) for m in FUSED)],
+    [
+        *((m, 1, 2) for m in FUSED),
+        ("uat", 3, 3),
+        *(interpreted(m, *size) for m in ("uat", "vanilla") for size in [(1, LONG), (3, 4)]),
+        *(interpreted(m, 3, 3) for m in FUSED if m != "uat"),
+    ],
 )
 def test_fused_step_equals_the_slow_one(method: str, streams: int, steps: int) -> None:
     assert worst_difference(build(method), streams, steps) < 1e-5
@@ -131,13 +136,16 @@ def tf32_allowed() -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-@pytest.mark.parametrize("method", ["uat", "vanilla", "uat-no-q", "dt"])
-def test_where_tf32_is_allowed_the_layers_are_rounded_to_half_precision(method: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "streams", "steps"),
+    [("uat", 1, 1), *(interpreted(m, 2, 3) for m in ("uat", "vanilla", "uat-no-q", "dt"))],
+)
+def test_where_tf32_is_allowed_the_layers_are_rounded_to_half_precision(method: str, streams: int, steps: int) -> None:
     """As far off as rounding to eleven bits makes it, not exact; keys and values are kept rounded."""
     policy = build(method)
     with tf32_allowed():
         assert cache_of(open_fused(policy, 1, 1)).kv_L2BHSE.dtype == torch.float16
-        assert 1e-6 < worst_difference(policy, 2, 3) < 5e-3
+        assert 1e-6 < worst_difference(policy, streams, steps) < 5e-3
 
 
 def test_a_memory_filled_by_the_fused_step_can_be_made_plain_for_the_slow_one() -> None:
@@ -157,6 +165,7 @@ def test_what_adapts_while_acting_opens_plain_memories_beside_a_fused_learner(me
     assert (cache.kv_L2BHSE.dtype, cache.packed) == (torch.float32, None)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize(("streams", "steps"), [(2, LONG - 3), (19, 2)])
 def test_the_same_for_a_long_past_and_for_several_streams_in_a_program(streams: int, steps: int) -> None:
     policy = build("uat")
@@ -187,11 +196,17 @@ def test_numbers_too_large_for_half_precision_are_the_largest_there_and_nan_stay
     assert found[1][1].isnan().all()
 
 
-@pytest.mark.parametrize(("method", "width"), [("uat", 1), ("uat", 20), ("uat", 130), ("uat-linear", 4)])
-def test_utilities_of_any_width_are_filled_up(method: str, width: int) -> None:
+@pytest.mark.parametrize(
+    ("method", "width", "size"),
+    [
+        *((*case, (1, 1)) for case in (("uat", 20), ("uat-linear", 4))),
+        *(interpreted(*case, (3, 3)) for case in (("uat", 1), ("uat", 20), ("uat", 130), ("uat-linear", 4))),
+    ],
+)
+def test_utilities_of_any_width_are_filled_up(method: str, width: int, size: tuple[int, int]) -> None:
     policy = build(method, d_utility=width, d_hidden=24)
     assert unfit(policy.backbone, policy.gates) is None
-    assert worst_difference(policy, 3, 3) < 1e-5
+    assert worst_difference(policy, *size) < 1e-5
 
 
 @pytest.mark.parametrize("heads", [1, 2, 4, 8, 16])
@@ -206,6 +221,7 @@ def test_a_policy_beside_others_multiplies_in_the_shapes_that_it_has_alone(heads
     assert [served(n, 4, 3) for n in (1, 256, 1024, 4096)] == [1, 4, 4, 8]
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("method", ["uat", "vanilla"])
 def test_a_program_serves_several_streams_where_many_policies_share_the_device(method: str) -> None:
     """Of 44 policies each has six programs, so that 19 streams go four to a program, and three to the last."""
@@ -279,6 +295,7 @@ def test_gpus_with_too_little_shared_memory_are_refused(
     ("method", "streams", "steps"),
     [("uat", 1, 3), ("uat", 3, 3), ("uat", 7, 3), ("vanilla", 7, 3), ("vanilla", 2, 18)],
 )
+@pytest.mark.kernels
 def test_the_same_in_half_precision_to_its_eleven_bits(method: str, streams: int, steps: int) -> None:
     """There weights and the past are asked for before they are needed, a past of eighteen steps chunk by chunk."""
     policy = build(method)
@@ -356,9 +373,15 @@ SPECS = [
 ]
 
 
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("method", ["uat", "uat-no-action"])
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    ("spec", "method", "masked"),
+    crossed(
+        pytest.mark.kernels,
+        dict(zip(("items", "assets", "wide"), SPECS, strict=True)),
+        ("uat", "uat-no-action"),
+        (True, False),
+    ),
+)
 def test_every_kind_of_observation_and_action(spec: Spec, method: str, masked: bool) -> None:
     policy = build(method, spec)
     slow: Any = policy.init_state(3, 4, DEVICE)

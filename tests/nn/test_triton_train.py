@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from tests.builders import randomise
+from tests.builders import crossed, interpreted, randomise
 from uat.methods import METHODS
 from uat.methods.policy import TransformerPolicy
 from uat.nn.kernels import triton_outer
@@ -80,7 +80,11 @@ def check(policy: TransformerPolicy, batch: Batch, tolerance: float) -> None:
 
 @pytest.mark.parametrize(
     ("method", "episodes", "steps"),
-    [("uat", 1, 1), ("uat", 3, 17), ("vanilla", 1, 1), ("vanilla", 3, 17), *((m, 2, 5) for m in FUSED)],
+    [
+        *((m, 1, 3) for m in FUSED),
+        *(interpreted(m, 2, 5) for m in FUSED),
+        *(interpreted(m, *size) for m in ("uat", "vanilla") for size in [(1, 1), (3, 17)]),
+    ],
 )
 def test_the_fused_pass_gives_outputs_and_gradients_of_the_slow_one(method: str, episodes: int, steps: int) -> None:
     check(build(method, SMALL, 20), some_batch(episodes, steps), 1e-4)
@@ -110,7 +114,7 @@ def test_second_derivatives_are_refused() -> None:
         torch.stack([gradient.square().sum() for gradient in gradients]).sum().backward()
 
 
-@pytest.mark.parametrize(("method", "width"), [("uat", 4), ("uat", 20), ("uat-linear", 4)])
+@pytest.mark.parametrize(("method", "width"), [interpreted("uat", 4), ("uat", 20), interpreted("uat-linear", 4)])
 def test_the_same_for_utilities_of_any_width(method: str, width: int) -> None:
     check(build(method, {**SMALL, "d_utility": width, "d_hidden": 24}, 20), some_batch(2, 5), 1e-4)
 
@@ -118,10 +122,10 @@ def test_the_same_for_utilities_of_any_width(method: str, width: int) -> None:
 @pytest.mark.parametrize(
     ("method", "sizes"),
     [
-        ("uat", {"d_model": 64, "num_heads": 4, "d_ff": 32}),
-        ("vanilla", {"d_model": 128, "num_heads": 2, "d_ff": 64}),
+        interpreted("uat", {"d_model": 64, "num_heads": 4, "d_ff": 32}),
+        interpreted("vanilla", {"d_model": 128, "num_heads": 2, "d_ff": 64}),
         ("vanilla", {"d_model": 16, "num_heads": 1, "d_ff": 256}),
-        ("uat", {"d_model": 64, "num_heads": 1, "d_ff": 64}),
+        interpreted("uat", {"d_model": 64, "num_heads": 1, "d_ff": 64}),
     ],
 )
 def test_the_same_where_hidden_units_are_few_or_many_and_heads_wide(method: str, sizes: dict[str, int]) -> None:
@@ -138,10 +142,9 @@ def _rounds() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_rounds")
-@pytest.mark.parametrize("size", [1e-12, 1.0, 1e12])
-@pytest.mark.parametrize(("method", "steps"), [("uat", 17), ("vanilla", 17)])
-def test_in_half_precision_gradients_of_any_size_come_back(method: str, steps: int, size: float) -> None:
-    policy, batch = build(method, SMALL, 20), some_batch(3, steps)
+@pytest.mark.parametrize(("method", "size"), crossed(pytest.mark.kernels, ("uat", "vanilla"), (1e-12, 1e12, 1.0)))
+def test_in_half_precision_gradients_of_any_size_come_back(method: str, size: float) -> None:
+    policy, batch = build(method, SMALL, 20), some_batch(3, 17)
     gradients = []
     for policy.fused_pass in (False, True):
         policy.zero_grad()
@@ -155,7 +158,7 @@ def test_in_half_precision_gradients_of_any_size_come_back(method: str, steps: i
 
 @pytest.mark.usefixtures("_rounds")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter
-@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+@pytest.mark.parametrize("bad", [float("inf"), interpreted(float("nan"))])
 def test_in_half_precision_a_gradient_that_is_no_number_stays_none(bad: float) -> None:
     policy, batch = build("uat", SMALL, 20), some_batch(2, 3)
     policy.fused_pass = True

@@ -13,7 +13,7 @@ import torch
 import uat
 from tests.builders import SPECS, build_random
 from uat.checks import MOST_NUMBER
-from uat.methods import METHODS
+from uat.methods import METHODS, Policy
 from uat.serving.session import Session
 
 
@@ -277,6 +277,12 @@ def test_streams_that_cannot_be_meant_do_not_restart(streams: Any, sentence: str
         session.restart(streams)
 
 
+@pytest.fixture(scope="module")
+def long() -> Policy:
+    """A policy that takes a million steps, so that memory is what runs out first."""
+    return build_random("uat", SPEC, dtype=torch.float32, max_positions=1_000_000)
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -291,10 +297,11 @@ def test_streams_that_cannot_be_meant_do_not_restart(streams: Any, sentence: str
         ({"path": "quick"}, "path='quick' must be one of 'auto', 'fast', 'cached'"),
     ],
 )
-def test_sessions_that_cannot_be_are_refused_by_argument(arguments: dict[str, Any], sentence: str) -> None:
-    policy = build_random("uat", SPEC, dtype=torch.float32, max_positions=1_000_000)
+def test_sessions_that_cannot_be_are_refused_by_argument(
+    arguments: dict[str, Any], sentence: str, long: Policy
+) -> None:
     with pytest.raises(ValueError, match=sentence):
-        Session(policy, **arguments)
+        Session(long, **arguments)
 
 
 @pytest.mark.parametrize("policy", [None, "uat", SPEC, torch.nn.Linear(1, 1), uat.UAT], ids=repr)

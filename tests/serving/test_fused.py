@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 
 from triton.runtime.errors import OutOfResources
 
-from tests.builders import random_trajectory, randomise
+from tests.builders import interpreted, random_trajectory, randomise
 from uat import Session
 from uat.methods import METHODS
 from uat.methods.policy import TransformerPolicy
@@ -53,21 +53,22 @@ def build(method: str, spec: Spec = SPEC) -> TransformerPolicy:
 @pytest.mark.parametrize(
     ("method", "spec"),
     [
-        ("uat", SPEC),
-        ("vanilla", SPEC),
-        ("adt", SPEC),
-        ("dt", SPEC),
-        ("uat", replace(SPEC, obs=Items(7), horizon=9)),
-        ("uat", replace(SPEC, obs=Assets(3, 2), action=Weights(4), horizon=9)),
+        ("uat", replace(SPEC, horizon=4)),
+        ("uat", replace(SPEC, obs=Assets(3, 2), action=Weights(4), horizon=4)),
+        interpreted("uat", SPEC),
+        interpreted("vanilla", SPEC),
+        interpreted("adt", SPEC),
+        interpreted("dt", SPEC),
+        interpreted("uat", replace(SPEC, obs=Items(7), horizon=9)),
     ],
-    ids=["uat", "vanilla", "adt", "dt", "items", "weights"],
+    ids=["uat", "weights", "long", "vanilla", "adt", "dt", "items"],
 )
 def test_decisions_are_those_of_the_cached_step(method: str, spec: Spec) -> None:
     policy, streams = build(method, spec), 3
     fast, cached = Session(policy, streams=streams, path="fast"), Session(policy, streams=streams, path="cached")
     told = random_trajectory(spec, episodes=streams, seed=2, whole=True)
     for t in range(spec.horizon):
-        if t == 7:  # an episode of one stream begins anew beside the others
+        if t == spec.horizon - 2:  # an episode of one stream begins anew beside the others
             fast.restart([1])
             cached.restart([1])
         reward = None if t == 0 else told.reward[:, t - 1]
@@ -77,8 +78,10 @@ def test_decisions_are_those_of_the_cached_step(method: str, spec: Spec) -> None
     assert (fast.path, cached.path) == ("fast", "cached")
 
 
-@pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
-@pytest.mark.parametrize("method", ["uat", "vanilla"])
+@pytest.mark.parametrize(
+    ("method", "masked"),
+    [("uat", True), interpreted("uat", False), interpreted("vanilla", False), interpreted("vanilla", True)],
+)
 def test_the_choice_is_the_kernels_own(method: str, masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     policy, streams, steps = build(method), 3, 4
     generator = torch.Generator().manual_seed(3)
@@ -120,7 +123,9 @@ def test_the_policy_stays_on_its_path() -> None:
     assert policy.fused
 
 
-@pytest.mark.parametrize("part", ["backbone.blocks", "backbone.encoder", "utility", "head"])
+@pytest.mark.parametrize(
+    "part", ["backbone.blocks", interpreted("backbone.encoder"), interpreted("utility"), interpreted("head")]
+)
 def test_weights_are_those_of_when_it_opened(part: str) -> None:
     policy, obs, reward = build("uat"), torch.ones(2, 5), torch.ones(2)
     open_before, expected = (Session(policy, streams=2, path="fast") for _ in range(2))
@@ -150,6 +155,7 @@ def logits_of(session: Session, obs: torch.Tensor, reward: torch.Tensor) -> torc
         return session._agent.step(session._state, step)[0]
 
 
+@pytest.mark.kernels
 def test_unasked_any_number_of_streams_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = build("uat")
     assert [Session(policy, streams=streams).path for streams in (1, 20)] == ["fast", "fast"]

@@ -387,7 +387,8 @@ def test_pairs_are_of_the_domains_first_metric_whatever_the_files_say_first() ->
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_a_group_knows_its_domains_first_metric(domain: str, tmp_path: Path) -> None:
     """Files hold metrics by name, and the first by name is another."""
-    options = Reproduce(study="main", preset="smoke", domains=(domain,), methods=("vanilla",), out=tmp_path)
+    what: dict[str, Any] = {"domains": (domain,), "methods": ("vanilla",), "workers": 1}
+    options = Reproduce(study="main", preset="smoke", out=tmp_path, **what)
     done = reproduce(replace(options, tasks=tuple(DOMAINS[domain].tasks[:1])), board=Board)
     assert not done.failed
     first = cells_of(options)[0].config.build_domain().metrics[0].name

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import uat
-from tests.training.small_runs import Crash, crash_at, numbers, tiny
+from tests.training.small_runs import TINY, Crash, crash_at, numbers, tiny
 from uat.cli import main
 from uat.evaluation.demo import demo
 from uat.evaluation.mechanism import kinetics_of
@@ -200,7 +200,8 @@ def test_a_run_records_the_number_and_is_the_same_run_with_another(
 def test_the_command_line_says_it_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["train", "darkroom", "--preset", "smoke", "--out", str(tmp_path)]
+    sizes = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()]
+    command = ["train", "darkroom", "--preset", "smoke", "--device", "cpu", *sizes, "--out", str(tmp_path)]
     with monkeypatch.context() as patch:
         crash_at(8, patch)
         with pytest.raises(Crash):

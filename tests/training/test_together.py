@@ -44,6 +44,8 @@ def test_each_seed_gives_the_numbers_of_training_it_alone(
     tmp_path: Path, device: str, precision: str, method: str
 ) -> None:
     sizes = {"method__d_model": 32, "method__num_heads": 2, "method__d_ff": 32}  # the fused pass takes these
+    if device == "cpu":
+        sizes |= {"train__epochs": 6, "train__validate_every": 3}
     configs = [config(seed, method, train__precision=precision, **sizes) for seed in range(3)]
     alone = [train(c, tmp_path / f"alone{c.seed}", device=device) for c in configs]
     together = train_together(configs, [tmp_path / f"together{c.seed}" for c in configs], device=device)
