@@ -14,8 +14,10 @@ import re
 import stat
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import IO, Any
+
+from uat.settings import shown
 
 TEMPORARY = ".partial"
 MOST_JSON = 256 * 2**20
@@ -26,6 +28,8 @@ NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=@-]{0,99}")
 """Names that may become parts of paths."""
+LONGEST_NAME = 255
+"""Bytes of a file's name, on every common file system."""
 DEEPEST = 50
 """Levels of a JSON value: files of ours have a few."""
 
@@ -110,11 +114,15 @@ def safe_name(text: str, most: int = 150) -> str:
 
 def check_path(value: Any, name: str) -> Path:
     """A path that a caller gives, or a ValueError with the argument's name."""
-    if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str):
-        raise ValueError(f"{name}={value!r:.60} must be a path: a str or a pathlib.Path")
-    text = os.fspath(value)
-    if not text or "\0" in text:
-        raise ValueError(f"{name}={value!r:.60} is not the name of a file or folder")
+    if not isinstance(value, str | PurePath):
+        raise ValueError(f"{name}={shown(value)} must be a path: a str or a pathlib.Path")
+    text = str(value)
+    try:
+        longest = max(map(len, os.fsencode(text).split(b"/")))
+    except UnicodeEncodeError:  # half of a letter
+        longest = 0
+    if not 0 < longest <= LONGEST_NAME or "\0" in text:
+        raise ValueError(f"{name}={shown(text)} is not the name of a file or folder")
     return Path(text)
 
 

@@ -24,12 +24,24 @@ import torch
 from torch import Tensor
 
 from uat import lock
-from uat.config import RunConfig, from_json, run_config_from_json, spec_from_json, spec_to_json, to_json
+from uat.config import RunConfig, from_json, lookup, run_config_from_json, spec_from_json, spec_to_json, to_json
 from uat.domains import DOMAINS
-from uat.files import FileError, append_rows, is_temporary, parse_row, read_json, read_text, row_lines, write_atomically
-from uat.methods import METHODS, Policy
+from uat.files import (
+    FileError,
+    append_rows,
+    check_path,
+    is_temporary,
+    parse_row,
+    read_json,
+    read_text,
+    row_lines,
+    write_atomically,
+)
+from uat.methods import METHODS, Method, Policy
 from uat.rows import EPOCHS, SCORES, SECONDS, check_row
+from uat.settings import checked, shown
 from uat.tensor_files import RunError, copied, first_not_finite, read_tensors, write_tensors
+from uat.types import Spec
 
 PREPARED = frozenset({"config.json", "manifest.json", "tensorboard", lock.FILE})
 """What a folder holds before its training has left anything: it may still become another run's."""
@@ -102,11 +114,12 @@ class Run:
                     self.path.rmdir()
 
     @staticmethod
-    def open(path: Path | str) -> Run:
-        file = Path(path) / "config.json"
+    def open(path: Path | str, name: str = "run") -> Run:
+        """The run of a folder; `name` is what the caller calls it."""
+        file = check_path(path, name) / "config.json"
         if not file.is_file():
-            missing = "it has no config.json" if Path(path).exists() else "there is nothing of that name"
-            raise RunError(f"{Path(path)} is not a run folder: {missing}")
+            missing = "it has no config.json" if file.parent.exists() else "there is nothing of that name"
+            raise RunError(f"{file.parent} is not a run folder: {missing}")
         try:
             data = read_json(file)
         except FileError as error:
@@ -162,16 +175,28 @@ def save_policy(
 
     domain: config of the domain it was trained in, if it was one of ours.
     """
-    weights = copied(weights or policy.state_dict(), torch.device("cpu"))
-    if said := first_not_finite(weights):
-        raise ValueError(f"{path} was not written: {said}, where only finite numbers can be")
+    path = check_path(path, "path")
+    checked(policy, Policy, "policy")
+    method = METHODS[lookup("method_name", method_name, METHODS)]
+    if not isinstance(policy, method.policy) or not isinstance(policy.config, method.config):
+        raise ValueError(f"method_name={method_name!r} is not the method of a {type(policy).__name__}")
+    if not isinstance(weights, Mapping | None) or not all(isinstance(x, Tensor) for x in (weights or {}).values()):
+        raise ValueError(f"weights={shown(weights)} must map names to tensors")
+    weights = weights or policy.state_dict()
+    try:
+        check_weights(policy, weights)
+    except ValueError as error:
+        raise ValueError(f"{path} was not written: {error}") from None
+    weights = copied(weights, torch.device("cpu"))
+    if domain is not None and type(domain) not in [entry.config for entry in DOMAINS.values()]:
+        raise ValueError(f"domain={shown(domain)} must be the config of a domain, or None")
     meta = {"method": method_name, "config": to_json(policy.config), "spec": spec_to_json(policy.spec)}
-    write_tensors(Path(path), weights, {**meta, "domain": to_json(domain)})
+    write_tensors(path, weights, {**meta, "domain": to_json(domain)})
 
 
 def load_policy(path: Path | str) -> Policy:
     """The policy of a run folder or of a policy file, ready to act."""
-    path = Path(path)
+    path = check_path(path, "path")
     if not path.is_dir():
         return _build(path, *read_tensors(path))
     run = Run.open(path)
@@ -209,15 +234,30 @@ def _build(file: Path, tensors: dict[str, Tensor], meta: dict[str, Any]) -> Poli
         raise RunError(f"{file} holds the method {meta.get('method')!r}, which this version does not know")
     method = METHODS[meta["method"]]
     try:
-        policy = method.build(spec_from_json(meta["spec"]), from_json(method.config, meta["config"], "method"))
+        spec, config = spec_from_json(meta["spec"]), from_json(method.config, meta["config"], "method")
+        check_weights(empty_policy(method, spec, config), tensors)
+        policy = method.build(spec, config)
         fit_weights(policy, tensors)
     except (ValueError, TypeError, KeyError) as error:
         raise RunError(f"{file}: {error}") from None
     return policy.eval()
 
 
+def empty_policy(method: Method, spec: Spec, config: Any) -> Policy:
+    """The policy without values: its weights have names and shapes, and take no memory."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        return method.build(spec, config)
+
+
 def fit_weights(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
     """Load the weights; if they do not fit, say the first that does not."""
+    check_weights(policy, tensors)
+    policy.to(next(iter(tensors.values())).dtype)
+    policy.load_state_dict(dict(tensors))
+
+
+def check_weights(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse weights that are not the policy's by names and shapes, or not finite; its own values do not matter."""
     own = policy.state_dict()
     for name in sorted(own.keys() | tensors.keys()):
         if name not in tensors:
@@ -228,10 +268,13 @@ def fit_weights(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
             raise ValueError(
                 f"the weight {name} has shape {tuple(tensors[name].shape)}, expected {tuple(own[name].shape)}"
             )
+    for name, tensor in tensors.items():
+        if tensor.is_meta:
+            raise ValueError(f"the weight {name} is without values, on the device 'meta'")
+        if tensor.is_floating_point() != own[name].is_floating_point() or tensor.is_complex():
+            raise ValueError(f"the weight {name} is of {tensor.dtype}, expected {own[name].dtype}")
     if said := first_not_finite(tensors):
         raise ValueError(f"{said}, where only finite numbers can be")
-    policy.to(next(iter(tensors.values())).dtype)
-    policy.load_state_dict(dict(tensors))
 
 
 # ---------------------------------------------------------------- where numbers come from

@@ -19,6 +19,8 @@ from typing import Any
 
 BROKEN_PIPE = 141
 """Exit code of a program whose reader has gone: 128 and the number of SIGPIPE."""
+LONGEST = 1000
+"""Letters of a sentence that ends a command; names in it may be of any length."""
 SPELT = {"±": "+/-", "−": "-", "–": "-", "…": "...", "‖": "||", "Δ": "delta", "λ": "lambda", "σ": "sigma", "×": "x"}
 """What stands for letters of ours where an encoding lacks them."""
 
@@ -101,9 +103,10 @@ def command(name: str) -> Iterator[None]:
 
 
 def fail(name: str, sentence: str) -> int:
-    """Say what went wrong; the exit code."""
+    """Say what went wrong, in a readable number of letters; the exit code."""
+    short = sentence if len(sentence) <= LONGEST else f"{sentence[: LONGEST - 3]}..."
     with contextlib.suppress(BrokenPipeError):
-        say(f"{name}: {sentence}")
+        say(f"{name}: {short}")
     return 2
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from uat.config import RunConfig
+from uat.files import check_path
 from uat.noise import derive
 from uat.runs import Run
 from uat.threads import cpu_threads
@@ -45,7 +46,7 @@ def train_together(
     if not configs:
         return []
     chosen = pick_device(device)
-    runs = [Run(Path(out), config) for config, out in zip(configs, outs, strict=True)]
+    runs = [Run(check_path(out, "outs"), config) for config, out in zip(configs, outs, strict=True)]
     with (
         cpu_threads(threads),
         contextlib.ExitStack() as kept,

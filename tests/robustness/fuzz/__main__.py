@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 import time
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,6 +56,7 @@ def main() -> int:
     parser.add_argument("--slowest", type=int, default=0, help="list so many inputs that took longest")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
     since = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder).resolve()

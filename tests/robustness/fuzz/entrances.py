@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -17,6 +18,7 @@ from tests.robustness.fuzz.hostile import odd_tensor, scalar
 from tests.robustness.fuzz.run_folders import tiny
 from tests.robustness.fuzz.verdict import Input, Verdict, ask
 from uat.config import setting_names
+from uat.evaluation.auditing import audit_run
 from uat.types import Assets, Discrete, Items, Spec, Vector, Weights
 
 METHODS = [name for name in uat.METHODS if name not in ("cadm", "deeptrader", "sarl", "iql")]
@@ -50,6 +52,8 @@ class Entrances:
         given: dict[str, Any] = {
             key: getattr(good, key) for key in ("obs", "action", "reward", "target", "valid", "allowed")
         }
+        if isinstance(spec.obs, Items):
+            given["obs"] = given["obs"].clamp_min(0)
         if given["allowed"] is not None:
             given["allowed"] = given["allowed"] | (given["target"] > 0)
         given = {key: value for key, value in given.items() if value is not None}
@@ -69,7 +73,7 @@ class Entrances:
             odd = not loss.isfinite() or logits.isnan().any() or not logits.amax(-1).isfinite().all()
             return f"the loss is {float(loss)} of {float(count)} steps" if odd else None
 
-        names = ("reward", "valid", *wrong, "target" if "allowed" in wrong else "obs")
+        names = ("reward", *given)  # a wrong mask makes others wrong
         return Input(f"episodes({name}) with {said}", lambda: ask(lambda: uat.episodes(spec, **given), names, check))
 
     def opened(self, random: Random) -> tuple[uat.Session, str]:
@@ -125,7 +129,9 @@ class Entrances:
             lambda: ask(
                 lambda: uat.Session(given.pop("policy"), **given),
                 (wrong,),
-                lambda s: decided(s.act(torch.zeros(s.streams, 5), reward=[0.0] * s.streams), s) if s.streams < 99 else None,
+                lambda s: (
+                    decided(s.act(torch.zeros(s.streams, 5), reward=[0.0] * s.streams), s) if s.streams < 99 else None
+                ),
             ),
         )
 
@@ -170,7 +176,8 @@ class Entrances:
         changes = {name: value} if random.random() < 0.9 else value
         names = (name, name.split(".")[-1]) if changes is not value else ("changes",)
         return Input(
-            f"override({domain}, {method}) {name}={safe(value)}", lambda: ask(lambda: uat.override(config, changes), names)
+            f"override({domain}, {method}) {name}={safe(value)}",
+            lambda: ask(lambda: uat.override(config, changes), names),
         )
 
     def recipe(self, random: Random, folder: Path) -> Input:
@@ -246,7 +253,7 @@ class Entrances:
         call: Callable[..., Any] = uat.evaluate
         if audits:
             del given["references"]
-            call = uat.audit
+            call = audit_run
         words = path_words(given["run"])
         return Input(
             f"{call.__name__} with {wrong} {safe(given[wrong])}", lambda: ask(lambda: call(**given), (wrong, *words))
@@ -318,7 +325,5 @@ def outside_removed(value: Any) -> Any:
 
 
 def copied(run: Path, folder: Path) -> Path:
-    import shutil
-
     shutil.copytree(run, folder / "run")
     return folder / "run"

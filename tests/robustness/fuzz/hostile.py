@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import math
@@ -16,9 +17,41 @@ import torch
 WORDS = (
     *("nan", "inf", "-inf", "1e39", "-1e39", "1e400", "-1", "0", "1.5", "1e-400", "-0.0", "1e12", "1e-30"),
     *("10000000", "65536", "1000000", "1000", "1000000000000", "9" * 50, "9" * 5000, "-9223372036854775809"),
-    *("", " ", "x", "None", "True", "[]", "{}", "[" * 200, "1,2", "1_000", "１２", "0x10", " 5", "+7", "1e3", "-", "--", "--x"),
+    *(
+        "",
+        " ",
+        "x",
+        "None",
+        "True",
+        "[]",
+        "{}",
+        "[" * 200,
+        "1,2",
+        "1_000",
+        "１２",
+        "0x10",
+        " 5",
+        "+7",
+        "1e3",
+        "-",
+        "--",
+        "--x",
+    ),
     *("../../x", "..", "/", "/dev/null", "/dev/null/x", "a/../b", "a\\b", "~", "$HOME", "%s%n", "{0}", "\\"),
-    *("a\nb", "\r", "\t", "\x1b[31mred\x1b[0m", "\x1b]0;t\x07", "\x7f", "\u202e", "\u2028", "\x85", "ü", "\udcff", "a\0b"),
+    *(
+        "a\nb",
+        "\r",
+        "\t",
+        "\x1b[31mred\x1b[0m",
+        "\x1b]0;t\x07",
+        "\x7f",
+        "\u202e",
+        "\u2028",
+        "\x85",
+        "ü",
+        "\udcff",
+        "a\0b",
+    ),
     *("x" * 300, "x" * 5000, "mps", "meta", "xyz", "cuda", "cuda:99", "cpu:7", "cpu", "@x", "=", "a=b", "--help", "-h"),
 )
 """What somebody may type, or paste, where a value is expected."""
@@ -97,7 +130,9 @@ def damaged_bytes(content: bytes, random: Random) -> bytes:
     if how == 7:
         width = min(len(content) - at, random.choice([1, 8, 64]))
         return content[:at] + random.choice([b"\0", b"\xff", b"9", b"["]) * width + content[at + width :]
-    return random.choice([b"", b"{}", b"[]", b"\n", b"null", b"PK\x03\x04", b"[" * 100_000, random.randbytes(500), b"NaN"])
+    return random.choice(
+        [b"", b"{}", b"[]", b"\n", b"null", b"PK\x03\x04", b"[" * 100_000, random.randbytes(500), b"NaN"]
+    )
 
 
 def damage_json_file(path: Path, random: Random) -> str:
@@ -121,7 +156,8 @@ def damage_file(path: Path, random: Random) -> str:
     """Something is wrong with a file, or it is gone; what."""
     how = random.random()
     if how < 0.45 and path.suffix in (".json", ".jsonl"):
-        return damage_json_file(path, random)
+        with contextlib.suppress(ValueError):  # it was damaged before
+            return damage_json_file(path, random)
     if how < 0.9:
         path.write_bytes(damaged_bytes(path.read_bytes(), random))
         return f"bytes of {path.name} changed"
@@ -160,7 +196,19 @@ class Raises:
 SCALARS: tuple[Callable[[], Any], ...] = (
     *(lambda: None, lambda: "text", lambda: "", lambda: b"x", lambda: math.nan, lambda: math.inf, lambda: -math.inf),
     *(lambda: 1e39, lambda: -1, lambda: 0, lambda: 10**12, lambda: 10**400, lambda: 10**5000, lambda: 1j, lambda: True),
-    *(lambda: 1.5, object, list, dict, tuple, set, lambda: len, lambda: int, lambda: ..., lambda: Raises(), lambda: "a\0b"),
+    *(
+        lambda: 1.5,
+        object,
+        list,
+        dict,
+        tuple,
+        set,
+        lambda: len,
+        lambda: int,
+        lambda: ...,
+        lambda: Raises(),
+        lambda: "a\0b",
+    ),
     *(lambda: "../../x", lambda: "\x1b[31m", lambda: "\ud800", lambda: "x" * 5000, lambda: np.float64("nan")),
     *(lambda: np.int8(3), lambda: np.array("x"), lambda: np.array(None), lambda: np.zeros(3), lambda: torch.zeros(3)),
     *(lambda: torch.tensor(1), lambda: torch.zeros(2, device="meta"), lambda: torch.zeros(2, 2).to_sparse()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from collections.abc import Callable
@@ -14,12 +15,19 @@ import torch
 import uat
 from tests.robustness.fuzz.hostile import damage_file
 from tests.robustness.fuzz.verdict import Check, Input, ask, ask_command, first_odd_number
-from uat.files import parse_row
+from uat.evaluation.auditing import audit_run
 
 TINY = {
-    **{"domain.size": 4, "domain.horizon": 6, "domain.num_worlds": 4, "method.d_model": 8, "method.d_ff": 8},
-    **{"train.epochs": 4, "train.batch_size": 4, "train.validation_episodes": 4, "evaluation.episodes": 4},
-    **{"method.num_layers": 1},
+    "domain.size": 4,
+    "domain.horizon": 6,
+    "domain.num_worlds": 4,
+    "method.d_model": 8,
+    "method.d_ff": 8,
+    "train.epochs": 4,
+    "train.batch_size": 4,
+    "train.validation_episodes": 4,
+    "evaluation.episodes": 4,
+    "method.num_layers": 1,
 }
 """A dark room in which all takes milliseconds."""
 
@@ -99,7 +107,9 @@ def resume(run: Path) -> Any:
 
 
 def shown(said: Any) -> str | None:
-    rows = [parse_row(line, "output") for line in said.out.splitlines()]
+    if said.out.startswith("usage: "):
+        return None
+    rows = json.loads(said.out)
     values = {f"{row['method']} {row['metric']}": row["value"] for row in rows if row.get("metric") == "accuracy"}
     return first_odd_number(values)
 
@@ -115,7 +125,7 @@ ASKED: dict[str, Callable[[Path], Any]] = {
     "evaluate unfinished": asked(lambda run: uat.evaluate(run, unfinished=True, references=False), scored),
     "resume": asked(resume, resumed),
     "source": asked(lambda run: uat.train(tiny("tent"), run.parent / "tent", source=run), resumed),
-    "audit": asked(lambda run: uat.audit(run, episodes=4, draws=1)),
+    "audit": asked(lambda run: audit_run(run, episodes=4, draws=1)),
     "uat evaluate": lambda run: ask_command(["evaluate", str(run), "--json", "--unfinished"], shown),
     "uat audit": lambda run: ask_command(["audit", str(run), "--episodes", "4", "--draws", "1"]),
 }

@@ -71,7 +71,7 @@ def of_error(error: Exception, names: Sequence[str]) -> Verdict:
         return Verdict("broken", f"took all memory: {place}")
     if not ours:
         return Verdict("broken", f"not an error of ours: {place}")
-    if odd := odd_sentence(said):
+    if (odd := odd_sentence(said)) and not isinstance(error, OSError):
         return Verdict("broken", f"{odd}: {place}")
     if names and not any(name in said for name in names):
         return Verdict("broken", f"the sentence names none of {', '.join(names)}: {place}")
