@@ -20,7 +20,7 @@ from contextvars import ContextVar
 import torch
 
 VARIABLE = "UAT_THREADS"
-MOST = 1024
+MOST = max(64, os.cpu_count() or 1)
 
 _around: ContextVar[int | None] = ContextVar("threads of the enclosing block", default=None)
 

@@ -83,7 +83,8 @@ def judge(family: Family, case: Case, home: Path) -> tuple[str, Verdict]:
     os.chdir(folder)
     try:
         drawn = family.draw(random.Random(str(case)), folder)
-        what, verdict = drawn.what, drawn.judge()
+        what = drawn.what
+        verdict = drawn.judge()
     except TooSlowError as late:
         verdict = Verdict("broken", f"took longer than {SECONDS} s: {late}")
     except BaseException:

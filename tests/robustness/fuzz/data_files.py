@@ -121,7 +121,7 @@ def odd_array(x: Any, random: Random) -> Any:
         *(lambda x: np.full(x.shape, np.datetime64("NaT")), lambda x: np.zeros((0, 0, 0)), lambda x: np.zeros(5, bool)),
     )
     if random.random() < 0.4 and x.size and x.dtype.kind in "fi":
-        changed = x.copy()
+        changed = x.astype("f8" if x.dtype.kind == "f" else "i8")
         changed.reshape(-1)[random.randrange(x.size)] = random.choice(
             [np.nan, np.inf, -1.0, 0.0, 1e30, 1e300] if x.dtype.kind == "f" else [-1, 0, 99, 2**31, 2**62]
         )

@@ -141,6 +141,15 @@ def check(path: Path | str, filters: Filters | None = None) -> Summary:
 def read(path: Path | str) -> Ratings:
     """All ratings of a folder, unfiltered."""
     kind, folder = find_format(Path(path))
+    try:
+        return _read(kind, folder)
+    except FileError:
+        raise
+    except ValueError as error:
+        raise FileError(f"{folder}: {error}") from None
+
+
+def _read(kind: Format, folder: Path) -> Ratings:
     source, items = _only(folder, kind.ratings), _only(folder, kind.items)
     with reading(source, kind.separator):
         frame = _collect(kind.scan(source), source)
@@ -149,10 +158,6 @@ def read(path: Path | str) -> Ratings:
     with reading(items):
         tags = kind.tags(items)
     tags_I = [[tag for tag in tags.get(name, []) if is_tag(tag)] for name in item_names]
-    try:
-        group_I = np.array([group_of(tags) for tags in tags_I], dtype=np.int8)
-    except ValueError as error:
-        raise FileError(f"{items}: {error}") from None
     return Ratings(
         user_N=user_N,
         item_N=item_N,
@@ -160,7 +165,7 @@ def read(path: Path | str) -> Ratings:
         time_N=frame["time"].to_numpy(),
         user_names=user_names,
         item_names=item_names,
-        group_I=group_I,
+        group_I=np.array([group_of(tags) for tags in tags_I], dtype=np.int8),
         untagged=sum(not tags for tags in tags_I),
     )
 
