@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo report test test-slow test-gpu lint clean
+.PHONY: install demo report test test-slow test-gpu fuzz lint clean
 
 install: $(STAMP)
 
@@ -26,6 +26,9 @@ test-slow: install
 
 test-gpu: install
 	$(BIN)/python -m pytest -m gpu
+
+fuzz: install
+	$(BIN)/python -m tests.robustness.fuzz --inputs 10000 --seeds 5
 
 lint: install
 	$(BIN)/ruff check .

@@ -32,7 +32,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 
 class Commands:
-    name, share = "commands", 0.25
+    name, share = "commands", 0.15
 
     def prepare(self, folder: Path) -> None:
         self.run, self.results, self.file = folder / "run", folder / "results", folder / "us.csv"

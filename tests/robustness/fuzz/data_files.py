@@ -42,7 +42,7 @@ HEADERS = (
 
 
 class DataFiles:
-    name, share = "data files", 0.18
+    name, share = "data files", 0.25
 
     def prepare(self, folder: Path) -> None:
         self.folder, random = folder, np.random.default_rng(0)

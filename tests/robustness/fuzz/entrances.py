@@ -25,7 +25,7 @@ METHODS = [name for name in uat.METHODS if name not in ("cadm", "deeptrader", "s
 
 
 class Entrances:
-    name, share = "entrances", 0.25
+    name, share = "entrances", 0.35
 
     def prepare(self, folder: Path) -> None:
         self.run = folder / "run"

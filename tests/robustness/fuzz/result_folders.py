@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 from tests.robustness.fuzz.hostile import damage_file
 from tests.robustness.fuzz.verdict import Input, ask, ask_command
 from uat.report import writing
+from uat.report.figures import DRAWINGS
 from uat.report.rows import Rows
 from uat.studies.files import PAIR_KEY, SCORE_KEY, SUMMARY_KEY, Results
 from uat.studies.grids import STUDIES
@@ -23,7 +25,7 @@ MOST = 30
 
 
 class ResultFolders:
-    name, share = "result folders", 0.16
+    name, share = "result folders", 0.13
 
     def prepare(self, folder: Path) -> None:
         self.folder = folder / "paper"
@@ -66,6 +68,15 @@ def tables(results: Path) -> None:
     writing.numbers(rows)
 
 
+def figure(results: Path) -> None:
+    """One of the drawings; which, the folder's rows decide."""
+    rows = Rows.of(results, "paper")
+    drawing = DRAWINGS[len(rows.scores) % len(DRAWINGS)]
+    figure = drawing.draw(rows)
+    figure.savefig(io.BytesIO(), format="svg")
+    figure.clear()
+
+
 def merge(results: Path) -> None:
     """New rows among those that are there."""
     first = {kind: _first_row(COMMITTED / file) for kind, file in FILES.items()}
@@ -89,6 +100,7 @@ ASKED: dict[str, tuple[float, Callable[[Path], Any]]] = {
     "read": (4, lambda results: ask(lambda: read_all(results), (str(results),))),
     "tables": (4, lambda results: ask(lambda: tables(results), (str(results),))),
     "merge": (2, lambda results: ask(lambda: merge(results), (str(results),))),
-    "uat report": (0.5, lambda results: ask_command(["report", str(results)])),
+    "figures": (0.8, lambda results: ask(lambda: figure(results), (str(results), "uat reproduce"))),
+    "uat report": (0.06, lambda results: ask_command(["report", str(results)])),
     "uat reproduce": (1, lambda results: ask_command(reproduce(results))),
 }

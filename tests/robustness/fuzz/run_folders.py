@@ -63,7 +63,7 @@ def save_and_stop(save: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class RunFolders:
-    name, share = "run folders", 0.16
+    name, share = "run folders", 0.12
 
     def prepare(self, folder: Path) -> None:
         self.folder = folder
