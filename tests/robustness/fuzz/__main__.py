@@ -20,6 +20,7 @@ from tests.robustness.fuzz.data_files import DataFiles
 from tests.robustness.fuzz.entrances import Entrances
 from tests.robustness.fuzz.result_folders import ResultFolders
 from tests.robustness.fuzz.run_folders import RunFolders
+from uat.report.writing import write_report
 
 FAMILIES: tuple[type[Family], ...] = (Commands, RunFolders, ResultFolders, DataFiles, Entrances)
 
@@ -31,6 +32,8 @@ def prepared(names: Sequence[str], home: Path) -> list[Family]:
         folder = home / "made" / family.name
         folder.mkdir(parents=True)
         family.prepare(folder)
+        if isinstance(family, ResultFolders):  # what drawing loads and caches is there from now on
+            write_report(family.folder, folder / "report")
     return found
 
 

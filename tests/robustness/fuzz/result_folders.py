@@ -36,7 +36,6 @@ class ResultFolders:
             kept = lines[:: max(1, len(lines) // MOST)][:MOST]
             (self.folder / file.relative_to(COMMITTED)).write_text("\n".join(kept) + "\n")
         shutil.copy(COMMITTED / "traces" / "kinetics.safetensors", self.folder / "traces")
-        writing.write_report(self.folder, folder / "report")  # what drawing loads and caches is there from now on
 
     def draw(self, random: Random, folder: Path) -> Input:
         results, done = folder / "paper", []
