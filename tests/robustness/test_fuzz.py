@@ -18,7 +18,7 @@ from tests.robustness.fuzz.verdict import Input, Verdict, ask, ask_command
 
 pytest.importorskip("polars")
 pytest.importorskip("matplotlib")
-INPUTS = {"commands": 30, "run folders": 25, "result folders": 20, "data files": 60, "entrances": 65}
+INPUTS = {"commands": 15, "run folders": 25, "result folders": 20, "data files": 60, "entrances": 80}
 
 
 @pytest.mark.parametrize("kind", FAMILIES, ids=lambda kind: kind.name)

@@ -18,6 +18,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -116,7 +117,7 @@ def run(families: Sequence[Family], wanted: Sequence[Case], home: Path, bytes_: 
     """Judge the inputs, in their order."""
     by_name, at = {family.name: family for family in families}, 0
     while at < len(wanted):
-        worker, answers = start(lambda at=at: work(by_name, wanted[at:], home, bytes_))
+        worker, answers = start(partial(work, by_name, wanted[at:], home, bytes_))
         since = time.monotonic()
         with answers:
             while at < len(wanted):
@@ -136,7 +137,7 @@ def run(families: Sequence[Family], wanted: Sequence[Case], home: Path, bytes_: 
             at += 1
 
 
-def start(what: Callable[[Any], None] | Any) -> tuple[int, Any]:
+def start(what: Callable[[], Iterator[list[Any]]]) -> tuple[int, Any]:
     """A fork that does this; its id, and where it answers."""
     reading, writing = os.pipe()
     child = os.fork()

@@ -110,7 +110,7 @@ def run_command(argv: Sequence[str]) -> Said:
         sys.stdout.flush()
         sys.stderr.flush()
         said = [stream.getvalue().decode("utf-8", "replace") for stream in (out, err)]
-    return Said(code, *said, trace)
+    return Said(code, said[0], said[1], trace)
 
 
 @contextlib.contextmanager
