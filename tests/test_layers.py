@@ -22,7 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rows": {"files", "settings"},
     "tensor_files": {"files"},
     "terminal": set(),
-    "threads": set(),
+    "threads": {"settings"},
     "compiling": set(),
     "clock_kernel": set(),
     "types": {"settings", "compiling", "clock_kernel"},

@@ -19,6 +19,8 @@ from contextvars import ContextVar
 
 import torch
 
+from uat.settings import shown
+
 VARIABLE = "UAT_THREADS"
 MOST = max(64, os.cpu_count() or 1)
 
@@ -39,7 +41,7 @@ def thread_count(asked: int | None = None) -> int:
     is_text = isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= len(str(MOST))
     count = int(value) if is_text else value
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MOST:
-        raise ValueError(f"{name}={value!r:.40} must be a whole number from 1 to {MOST}")
+        raise ValueError(f"{name}={shown(value)} must be a whole number from 1 to {MOST}")
     return count
 
 

@@ -238,3 +238,20 @@ def test_ratings_out_of_range_are_said_with_the_folder(tmp_path: Path) -> None:
         (tmp_path / "ratings.csv").write_text(f"userId,movieId,rating,timestamp\n1,1,{rating},1\n")
         with pytest.raises(FileError, match=rf"^{tmp_path}: .*{said}"):
             load(tmp_path)
+
+
+@pytest.mark.parametrize("value", [10**5000, torch.zeros(2, 2).to_sparse()], ids=["digits", "sparse"])
+def test_odd_threads_are_refused_in_one_line(value: Any) -> None:
+    with pytest.raises(ValueError, match="threads=") as caught:
+        uat.Session(build("uat", SPECS["vector-discrete"], dtype=torch.float32), threads=value)
+    assert "\n" not in str(caught.value)
+
+
+def test_restart_refuses_bfloat16_as_every_other_float() -> None:
+    session = uat.Session(build("uat", SPECS["vector-discrete"], dtype=torch.float32))
+    with pytest.raises(ValueError, match="restart: expected stream numbers"):
+        session.restart(torch.zeros(1, dtype=torch.bfloat16))
+
+
+def test_a_whole_number_serves_as_the_bias_of_gtrxls_gates() -> None:
+    assert build("gtrxl", SPECS["vector-discrete"], gate_bias=2) is not None

@@ -67,7 +67,7 @@ LOUD = 3.0
 WITNESSING = 16
 """Episodes in which the reference is asked: an exact filter is slow, and one witness would do."""
 MOST_AUDITED, MOST_DRAWS = 65_536, 1_000
-"""Episodes, which are held in memory at once, and how often each channel is resampled."""
+"""Episodes, all held in memory, and how often each channel is resampled."""
 SURE = 1e-6
 """By how much the score of the best action must exceed that of another decision, for the two to differ."""
 
