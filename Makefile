@@ -4,10 +4,11 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 WORKERS ?= 2
 KILLS ?= 100
+INPUTS ?= 10000
 PYTEST := $(BIN)/python -m pytest
 SPREAD := -n $(WORKERS) --dist worksteal
 
-.PHONY: install demo report test test-kernels test-slow test-gpu kill lint clean
+.PHONY: install demo report test test-kernels test-slow test-gpu fuzz kill lint clean
 
 install: $(STAMP)
 
@@ -39,6 +40,10 @@ test-gpu: install
 # 100 random kills of trainings, grids and sessions, each compared with one that nobody killed
 kill: install
 	$(BIN)/python -m tests.robustness.kill --kills $(KILLS)
+
+# hostile inputs over five seeds: each is taken, or refused by one sentence
+fuzz: install
+	$(BIN)/python -m tests.robustness.fuzz --inputs $(INPUTS) --seeds 5
 
 lint: install
 	$(BIN)/ruff check .

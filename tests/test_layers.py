@@ -14,6 +14,7 @@ import uat
 ROOT = Path(uat.__file__).parent
 ON_DISK = {"files", "archives", "tensor_files"}
 MAY_IMPORT: dict[str, set[str]] = {
+    "memory": set(),
     "files": {"settings"},
     "archives": {"files"},
     "lock": {"files"},
@@ -29,19 +30,20 @@ MAY_IMPORT: dict[str, set[str]] = {
     "noise": {"compiling", "noise_kernel"},
     "nn": {"settings", "types", "compiling"},
     "methods": {"settings", "types", "nn", "noise", "acting"},
-    "data": {"settings", "types", "noise", "files", "archives"},
-    "domains": {"settings", "types", "noise", "files", "archives", "data", "acting", "compiling"},
+    "data": {"settings", "types", "noise", "files", "archives", "memory"},
+    "domains": {"settings", "types", "noise", "files", "archives", "data", "acting", "compiling", "memory"},
     "acting": {"settings", "types"},
     "checks": {"settings", "types"},
     "logs": {"settings", "types", "checks"},
     "feedback": {"settings", "types", "checks", "noise", "acting"},
     "config": {"settings", "types", "methods", "domains", "feedback"},
     "recipes": {"types", "methods", "domains", "config"},
-    "runs": {"files", "lock", "tensor_files", "types", "methods", "domains", "config", "rows", "settings"},
+    "runs": {"settings", "files", "lock", "tensor_files", "types", "methods", "domains", "config", "rows"},
     "training": {
         "files",
         "settings",
         *ON_DISK,
+        "memory",
         "threads",
         "types",
         "compiling",

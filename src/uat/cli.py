@@ -222,7 +222,7 @@ def run_evaluate(args: list[str]) -> None:
     how = {name: getattr(options, name) for name in ("episodes", "references", "unfinished", "device", "threads")}
     for run in runs if options.unfinished else []:
         if said := what_is_unfinished(run):
-            say(f"uat: {said}")
+            say(f"uat: warning: {said}")
     summaries = compare([uat.evaluate(run, **how) for run in runs], each=options.each)
     if options.json:
         print_rows([to_json(summary) for summary in summaries], as_json=True)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from uat.domains import DOMAINS
 from uat.feedback import TRUE, CorruptedDomain, FeedbackConfig
 from uat.methods import METHODS
-from uat.settings import Amount, Count, Epochs, Scale, Seed, Warmup, check_fields, checked, field_types, shown
+from uat.settings import Amount, Count, Episodes, Epochs, Scale, Seed, Warmup, check_fields, checked, field_types, shown
 from uat.types import Assets, Discrete, Items, Spec, Vector, Weights
 
 PRESETS = ("smoke", "quick", "paper")
@@ -40,7 +40,7 @@ class TrainConfig:
     """Largest norm of the gradient."""
     validate_every: Epochs = 10
     """Epochs from one validation, and one checkpoint, to the next."""
-    validation_episodes: Count = 1024
+    validation_episodes: Episodes = 1024
     """Episodes of each validation, always the same ones."""
     patience: Epochs = 100
     """Epochs without a better validation after which training stops."""
@@ -55,7 +55,7 @@ class TrainConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationConfig:
-    episodes: Count = 4096
+    episodes: Episodes = 4096
     """Test episodes, the same for every method and seed."""
 
     def __post_init__(self) -> None:

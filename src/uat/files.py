@@ -33,8 +33,8 @@ NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=@-]{0,99}")
 """Names that may become parts of paths."""
-MOST_NAME = 255
-"""Bytes of the longest name that file systems take."""
+LONGEST_NAME = 255
+"""Bytes of a file's name, on every common file system."""
 DEEPEST = 50
 """Levels of a JSON value: files of ours have a few."""
 
@@ -123,11 +123,11 @@ def check_path(value: Any, name: str) -> Path:
         raise ValueError(f"{name}={shown(value)} must be a path: a str or a pathlib.Path")
     text = os.fspath(value)
     try:
-        fits = all(len(os.fsencode(part)) <= MOST_NAME for part in Path(text).parts)
-    except UnicodeEncodeError:
-        fits = False
-    if not fits or not text or "\0" in text:
-        raise ValueError(f"{name}={shown(value)} cannot be the name of a file or folder")
+        longest = max(map(len, os.fsencode(text).split(b"/")))
+    except UnicodeEncodeError:  # half of a letter
+        longest = LONGEST_NAME + 1
+    if not text or not longest <= LONGEST_NAME or "\0" in text:
+        raise ValueError(f"{name}={shown(text)} is not the name of a file or folder")
     return Path(text)
 
 

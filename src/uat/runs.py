@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -37,10 +37,11 @@ from uat.files import (
     row_lines,
     write_atomically,
 )
-from uat.methods import METHODS, Policy
+from uat.methods import METHODS, Method, Policy
 from uat.rows import EPOCHS, SCORES, SECONDS, check_row
 from uat.settings import checked, shown
 from uat.tensor_files import RunError, copied, first_not_finite, read_tensors, write_tensors
+from uat.types import Spec
 
 PREPARED = frozenset({"config.json", "manifest.json", "tensorboard", lock.FILE})
 """What a folder holds before its training has left anything: it may still become another run's."""
@@ -113,18 +114,18 @@ class Run:
                     self.path.rmdir()
 
     @staticmethod
-    def open(path: Path | str) -> Run:
-        path = check_path(path, "path")
-        file = path / "config.json"
+    def open(path: Path | str, name: str = "run") -> Run:
+        """The run of a folder; `name` is what the caller calls it."""
+        file = check_path(path, name) / "config.json"
         if not file.is_file():
-            missing = "it has no config.json" if path.exists() else "there is nothing of that name"
-            raise RunError(f"{path} is not a run folder: {missing}")
+            missing = "it has no config.json" if file.parent.exists() else "there is nothing of that name"
+            raise RunError(f"{file.parent} is not a run folder: {missing}")
         try:
             data = read_json(file)
         except FileError as error:
             raise RunError(str(error)) from None
         try:
-            return Run(path, run_config_from_json(data))
+            return Run(file.parent, run_config_from_json(data))
         except (ValueError, TypeError) as error:
             raise RunError(f"{file}: {error}") from None
 
@@ -178,18 +179,20 @@ def save_policy(
     _check_method(checked(policy, Policy, "policy"), method_name)
     if domain is not None and type(domain) not in {entry.config for entry in DOMAINS.values()}:
         raise ValueError(f"domain={shown(domain)} must be the config of a domain, or None")
-    given = policy.state_dict() if weights is None else checked(weights, Mapping, "weights") or policy.state_dict()
-    check_fit(policy, given)
-    weights = copied(given, torch.device("cpu"))
-    if said := first_not_finite(weights):
-        raise ValueError(f"{path} was not written: {said}, where only finite numbers can be")
+    if weights is None or not checked(weights, Mapping, "weights"):
+        weights = cast(Mapping[str, Tensor], policy.state_dict())
+    try:
+        check_weights(policy, weights)
+    except ValueError as error:
+        raise ValueError(f"{path} was not written: {error}") from None
+    weights = copied(weights, torch.device("cpu"))
     meta = {"method": method_name, "config": to_json(policy.config), "spec": spec_to_json(policy.spec)}
     write_tensors(path, weights, {**meta, "domain": to_json(domain)})
 
 
 def _check_method(policy: Policy, name: str) -> None:
     """Refuse a name under which `load_policy` would build another policy, or none."""
-    method = METHODS[lookup("method", name, METHODS)]
+    method = METHODS[lookup("method_name", name, METHODS)]
     if type(policy) is not method.policy or type(policy.config) is not method.config:
         raise ValueError(
             f"method_name={name!r} is a {method.policy.__name__} with a {method.config.__name__}; the policy is a "
@@ -239,36 +242,47 @@ def _build(file: Path, tensors: dict[str, Tensor], meta: dict[str, Any]) -> Poli
         raise RunError(f"{file} holds the method {meta.get('method')!r}, which this version does not know")
     method = METHODS[meta["method"]]
     try:
-        policy = method.build(spec_from_json(meta["spec"]), from_json(method.config, meta["config"], "method"))
+        spec, config = spec_from_json(meta["spec"]), from_json(method.config, meta["config"], "method")
+        check_weights(empty_policy(method, spec, config), tensors)
+        policy = method.build(spec, config)
         fit_weights(policy, tensors)
     except (ValueError, TypeError, KeyError) as error:
         raise RunError(f"{file}: {error}") from None
     return policy.eval()
 
 
+def empty_policy(method: Method, spec: Spec, config: Any) -> Policy:
+    """The policy without values: its weights have names and shapes, and take no memory."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        return method.build(spec, config)
+
+
 def fit_weights(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
     """Load the weights; if they do not fit, say the first that does not."""
-    check_fit(policy, tensors)
-    if said := first_not_finite(tensors):
-        raise ValueError(f"{said}, where only finite numbers can be")
+    check_weights(policy, tensors)
     policy.to(next(iter(tensors.values())).dtype)
     policy.load_state_dict(dict(tensors))
 
 
-def check_fit(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse weights that are not those of the policy by name and shape."""
+def check_weights(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse weights that are not the policy's by names and shapes, or not finite; its own values do not matter."""
     own = policy.state_dict()
     for name in sorted(own.keys() | tensors.keys(), key=str):
         if name not in tensors:
             raise ValueError(f"the weight {name} is missing")
         if name not in own:
-            raise ValueError(f"the weight {shown(name)} is unknown to {type(policy).__name__}")
+            raise ValueError(f"the weight {name if isinstance(name, str) else shown(name)} is unknown to {type(policy).__name__}")
         if not isinstance(tensors[name], Tensor) or tensors[name].is_meta:
             raise ValueError(f"the weight {name} must be a tensor with values, got {shown(tensors[name])}")
         if own[name].shape != tensors[name].shape:
             raise ValueError(
                 f"the weight {name} has shape {tuple(tensors[name].shape)}, expected {tuple(own[name].shape)}"
             )
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() != own[name].is_floating_point() or tensor.is_complex():
+            raise ValueError(f"the weight {name} is of {tensor.dtype}, expected {own[name].dtype}")
+    if said := first_not_finite(tensors):
+        raise ValueError(f"{said}, where only finite numbers can be")
 
 
 # ---------------------------------------------------------------- where numbers come from

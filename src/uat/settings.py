@@ -24,6 +24,8 @@ MOST_STEPS = 1_000_000
 """Of an episode."""
 MOST_COUNT = 10_000_000
 """Of episodes, users, assets and other things that are counted."""
+MOST_EPISODES = 1_000_000
+"""Of a validation or an evaluation: each is played."""
 MOST_EPOCHS = 1_000_000_000
 LEAST_SCALE, MOST_SCALE = 1e-30, 1e12
 """Of rates, factors and deviations: their products with weights and rewards stay within float32."""
@@ -58,6 +60,7 @@ Layers = Annotated[int, Between(1, MOST_LAYERS)]
 Steps = Annotated[int, Between(1, MOST_STEPS)]
 Delay = Annotated[int, Between(0, MOST_STEPS)]
 Count = Annotated[int, Between(1, MOST_COUNT)]
+Episodes = Annotated[int, Between(1, MOST_EPISODES)]
 Epochs = Annotated[int, Between(1, MOST_EPOCHS)]
 Warmup = Annotated[int, Between(0, MOST_EPOCHS)]
 Share = Annotated[float, Between(0, 1)]

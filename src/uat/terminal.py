@@ -23,6 +23,8 @@ BROKEN_PIPE = 141
 """Exit code of a program whose reader has gone: 128 and the number of SIGPIPE."""
 INTERRUPTED = 130
 """Exit code of a program that Ctrl-C stopped: 128 and the number of SIGINT."""
+LONGEST = 1000
+"""Letters of a sentence that ends a command; names in it may be of any length."""
 SPELT = {"±": "+/-", "−": "-", "–": "-", "…": "...", "‖": "||", "Δ": "delta", "λ": "lambda", "σ": "sigma", "×": "x"}
 """What stands for letters of ours where an encoding lacks them."""
 
@@ -132,9 +134,10 @@ def interrupts_end_at_once(name: str) -> Iterator[None]:
 
 
 def fail(name: str, sentence: str) -> int:
-    """Say what went wrong; the exit code."""
+    """Say what went wrong, in a readable number of letters; the exit code."""
+    short = sentence if len(sentence) <= LONGEST else f"{sentence[: LONGEST - 3]}..."
     with contextlib.suppress(BrokenPipeError):
-        say(f"{name}: {sentence}")
+        say(f"{name}: {short}")
     return 2
 
 

@@ -22,7 +22,7 @@ import torch
 from uat.settings import shown
 
 VARIABLE = "UAT_THREADS"
-MOST = 1024
+MOST = max(64, os.cpu_count() or 1)
 
 _around: ContextVar[int | None] = ContextVar("threads of the enclosing block", default=None)
 

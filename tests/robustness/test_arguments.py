@@ -71,7 +71,7 @@ def _in_a_folder_that_stays_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("value", NO_PATHS.values(), ids=NO_PATHS)
 @pytest.mark.parametrize("entrance", TAKE_PATHS)
 def test_what_is_no_path_is_refused_by_its_name(entrance: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=r"(path|out|outs\[0\])=.* (must be a path|cannot be the name of)"):
+    with pytest.raises(ValueError, match=r"(path|run|out|outs\[0\]|source)=.* (must be a path|is not the name of)"):
         TAKE_PATHS[entrance](value)
 
 
@@ -94,15 +94,15 @@ BAD_SAVES: dict[str, tuple[Callable[[], Any], str]] = {
     "no policy": (lambda: uat.save("p", None, "uat"), "policy=None must be Policy"),  # pyright: ignore[reportArgumentType]
     "a module": (lambda: uat.save("p", torch.nn.ReLU(), "uat"), "policy=ReLU() must be Policy"),  # pyright: ignore[reportArgumentType]
     "another method": (lambda: uat.save("p", policy(), "vanilla"), "is a Vanilla with a VanillaConfig; the policy is"),
-    "unknown method": (lambda: uat.save("p", policy(), "wat"), "unknown method 'wat'"),
-    "no method": (lambda: uat.save("p", policy(), None), "method=None must be str"),  # pyright: ignore[reportArgumentType]
+    "unknown method": (lambda: uat.save("p", policy(), "wat"), "unknown method_name 'wat'"),
+    "no method": (lambda: uat.save("p", policy(), None), "method_name=None must be str"),  # pyright: ignore[reportArgumentType]
     "an ablation": (lambda: uat.save("p", policy(), "uat-no-action"), "sets {'sees_action': False}; the policy's"),
     "no weights": (lambda: uat.save("p", policy(), "uat", weights=3), "weights=3 must be Mapping"),  # pyright: ignore[reportArgumentType]
     "a tensor of weights": (
         lambda: uat.save("p", policy(), "uat", weights=torch.zeros(2)),  # pyright: ignore[reportArgumentType]
         "must be Mapping",
     ),
-    "few weights": (lambda: uat.save("p", policy(), "uat", weights={"a": torch.zeros(1)}), "the weight 'a' is unknown"),
+    "few weights": (lambda: uat.save("p", policy(), "uat", weights={"a": torch.zeros(1)}), "the weight a is unknown"),
     "lists": (
         lambda: uat.save("p", policy(), "uat", weights=dict.fromkeys(policy().state_dict(), 1)),  # pyright: ignore[reportArgumentType]
         "must be a tensor with values, got 1",

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -37,6 +37,7 @@ from uat.evaluation.intervals import interval
 from uat.evaluation.scores import CEILING
 from uat.noise import gumbel
 from uat.runs import Run, load_policy
+from uat.settings import Between, Seed, checked
 from uat.threads import cpu_threads
 from uat.training.surroundings import pick_device
 from uat.types import (
@@ -65,6 +66,8 @@ LOUD = 3.0
 """Rewards from nowhere are normal numbers of so many times the largest one that was told."""
 WITNESSING = 16
 """Episodes in which the reference is asked: an exact filter is slow, and one witness would do."""
+MOST_AUDITED, MOST_DRAWS = 65_536, 1_000
+"""Episodes, all held in memory, and how often each channel is resampled."""
 SURE = 1e-6
 """By how much the score of the best action must exceed that of another decision, for the two to differ."""
 
@@ -160,9 +163,9 @@ def _audit(
     spec = spec or getattr(policy, "spec", None) or getattr(histories, "spec", None)
     if spec is None:
         raise ValueError("audit: this policy has no spec; name the decision problem with spec=")
-    for name, value, least in (("episodes", episodes, 2), ("draws", draws, 1)):
-        if value < least:
-            raise ValueError(f"audit: {name}={value} must be at least {least}")
+    checked(episodes, Annotated[int, Between(2, MOST_AUDITED)], "audit: episodes")
+    checked(draws, Annotated[int, Between(1, MOST_DRAWS)], "audit: draws")
+    checked(seed, Seed, "audit: seed")
     if isinstance(policy, torch.nn.Module):
         policy.eval()
     if isinstance(histories, Trajectory):

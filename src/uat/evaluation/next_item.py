@@ -86,7 +86,10 @@ class Sequences:
             raise FileError(f"{path}: first_U does not divide the {len(item_N)} entries of item_N among users")
         if len(item_N) and item_N.min() < 0:
             raise FileError(f"{path}: item_N has negative items")
-        return cls(item_N=item_N, first_U=first_U)
+        try:
+            return cls(item_N=item_N, first_U=first_U)
+        except ValueError as error:
+            raise FileError(f"{path}: {error}") from None
 
 
 @dataclass(slots=True, kw_only=True)

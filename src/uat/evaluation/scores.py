@@ -16,6 +16,7 @@ from uat.domains import DOMAINS, block_length, episode_count, split_seed, summar
 from uat.evaluation.intervals import interval
 from uat.recipes import recipe
 from uat.runs import Run, load_policy
+from uat.settings import Episodes, checked
 from uat.tensor_files import RunError, read_tensors, write_tensors
 from uat.threads import cpu_threads
 from uat.training.checkpoint import standing_of
@@ -73,8 +74,9 @@ def _evaluate(
     run: Run | Path | str, episodes: int | None, references: bool, unfinished: bool, device: torch.device | str | None
 ) -> Evaluation:
     run = run if isinstance(run, Run) else Run.open(run)
-    if episodes is not None and episodes < 1:
-        raise ValueError(f"episodes={episodes} must be at least 1")
+    checked(episodes, Episodes | None, "episodes")
+    checked(references, bool, "references")
+    checked(unfinished, bool, "unfinished")
     missing = what_is_unfinished(run)
     if missing and not unfinished:
         raise RunError(f"{missing}; continue it with --resume, or score the best weights so far with --unfinished")

@@ -45,7 +45,7 @@ class GRUGate(nn.Module):
         self.from_y = nn.Linear(d_model, 3 * d_model, bias=False)  # W_r, W_z, W_g
         self.from_x = nn.Linear(d_model, 2 * d_model, bias=False)  # U_r, U_z
         self.from_reset = nn.Linear(d_model, d_model, bias=False)  # U_g
-        self.bias = nn.Parameter(torch.full((d_model,), bias))
+        self.bias = nn.Parameter(torch.full((d_model,), float(bias)))
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         W_y, W_gy = self.from_y(y).split([2 * x.shape[-1], x.shape[-1]], dim=-1)

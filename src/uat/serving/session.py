@@ -189,7 +189,8 @@ class Session:
     def _numbers_of(self, streams: Array | None) -> Values:
         if streams is None:
             return np.arange(self.streams)
-        chosen = np.atleast_1d(as_tensor("restart", streams, "stream numbers or a mask").numpy())
+        named = as_tensor("restart", streams, "stream numbers or a mask")
+        chosen = np.atleast_1d((named.double() if named.is_floating_point() else named).numpy())
         if chosen.dtype == bool and chosen.shape == (self.streams,):
             return np.flatnonzero(chosen)
         if chosen.ndim != 1 or (not np.issubdtype(chosen.dtype, np.integer) and chosen.size):

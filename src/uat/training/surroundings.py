@@ -8,16 +8,27 @@ from collections.abc import Iterator
 
 import torch
 
+from uat.settings import shown
+
 
 def pick_device(device: torch.device | str | None = None) -> torch.device:
-    """The device asked for; without a wish, CUDA where there is one."""
+    """The device asked for, the CPU or a CUDA device that is there; without a wish, CUDA where there is one."""
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device is None:
+        return torch.device("cuda" if there else "cpu")
+    if not isinstance(device, str | torch.device):
+        raise ValueError(f"device={shown(device)} must be 'cpu' or 'cuda'")
     try:
-        chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        chosen = torch.device(device)
     except RuntimeError:
-        raise ValueError(f"unknown device {device!r}; use 'cpu' or 'cuda'") from None
-    if chosen.type == "cuda" and not torch.cuda.is_available():
+        chosen = None
+    if chosen is None or chosen.type not in ("cpu", "cuda") or (chosen.type == "cpu" and chosen.index):
+        raise ValueError(f"unknown device {shown(str(device))}; use 'cpu' or 'cuda'")
+    if chosen.type == "cuda" and (chosen.index or 0) >= there:
+        lacking = f"only {there}" if there else "none"
         raise ValueError(
-            "device 'cuda' was asked for, but this machine or this build of torch has none; use device 'cpu'"
+            f"device {str(device)!r} was asked for, but this machine or this build of torch has {lacking}; "
+            "use device 'cpu'"
         )
     return chosen
 

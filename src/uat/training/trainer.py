@@ -27,6 +27,7 @@ from uat.threads import ThreadsWarning, cpu_threads
 from uat.training.capture import InTurn
 from uat.training.checkpoint import STATE, Checkpoint, DivergedError, adopt
 from uat.training.epoch import Epoch
+from uat.training.memory import check_memory
 from uat.training.optimizing import build_optimizer
 from uat.training.playing import AT_ONCE, Player, play_all
 from uat.training.progress import Progress
@@ -54,14 +55,17 @@ def train(
     threads: CPU threads; unset: UAT_THREADS, or one. The run is the same with any number, its last bits are not.
     Started by torchrun, the processes share every batch, and the first of them writes (see `uat.training.ranks`).
     """
-    run, chosen = Run(check_path(out, "out"), checked(config, RunConfig, "config")), pick_device(device)
+    checked(config, RunConfig, "config")
+    checked(resume, bool, "resume")
+    checked(progress, Callable[..., Any] | None, "progress")
+    run, chosen = Run(check_path(out, "out"), config), pick_device(device)
     with (
         cpu_threads(threads),
         joined(config, chosen) as (ranks, own_device),
         contextlib.ExitStack() as kept,
     ):
         if source is not None:
-            source = check_source(config, source if isinstance(source, Run) else Run.open(source))
+            source = check_source(config, source if isinstance(source, Run) else Run.open(source, "source"))
         if writes := ranks.rank == 0:
             run.is_there(resume=resume)  # a folder of somebody else's is not even locked
             kept.enter_context(run.training())
@@ -150,6 +154,7 @@ class Trainer:
         """Set where others train side by side on the device: their optimize steps take turns."""
         self.runs_ahead = device.type == "cuda"
         self.domain = run.config.build_domain()
+        check_memory(run.config, self.domain.spec, device, share=ranks.count)
         self.policy = build_policy(run.config, self.domain, device)
         self.learner = self.policy.learner
         self.checkpoint = Checkpoint(run, self.policy, build_optimizer(self.learner, run.config.train))

@@ -14,6 +14,7 @@ from uat.data.markets.bars import COLUMNS, NUMBERS, SUFFIXES, Bars, accepted, in
 from uat.data.markets.features import Protocol, calendar
 from uat.data.markets.panel import align
 from uat.files import FileError, replacing
+from uat.settings import shown
 
 
 def read(path: Path) -> Bars:
@@ -52,7 +53,7 @@ def _read(path: Path) -> Bars:
 def _bars(frame: pl.DataFrame, path: Path) -> Bars:
     lacking = [name for name in COLUMNS if name not in frame.columns]
     if lacking:
-        columns = ", ".join(frame.columns) or "none"
+        columns = shown(", ".join(frame.columns) or "none", 200)
         raise FileError(
             f"{path}: row 1, column {lacking[0]} is not there; needed: {', '.join(COLUMNS)}; found: {columns}"
         )

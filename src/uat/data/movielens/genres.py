@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from uat.settings import shown
+
 GROUPS: tuple[tuple[str, ...], ...] = (
     ("Action", "Adventure", "Sci-Fi", "War", "Western", "Fantasy", "IMAX"),
     ("Comedy", "Children", "Animation", "Musical"),
@@ -31,7 +33,7 @@ def group_of(tags: Iterable[str]) -> int:
             continue
         name = SPELLINGS.get(tag.strip(), tag.strip())
         if name not in GROUP_OF_TAG:
-            raise ValueError(f"unknown genre {name!r}; known: {', '.join(GROUP_OF_TAG)}")
+            raise ValueError(f"unknown genre {shown(name)}; known: {', '.join(GROUP_OF_TAG)}")
         votes[GROUP_OF_TAG[name]] += 1
     if not any(votes):
         return UNTAGGED

@@ -88,15 +88,23 @@ def load(path: Path | str, filters: Filters | None = None, cache: Path | str | N
     kind, folder = find_format(Path(path))
     files = [_only(folder, kind.ratings), _only(folder, kind.items)]
     if cache is None:
-        return Log.of(read(path), filters)
+        return _log(path, read(path), filters)
     about = [[f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in files]
     key = json.dumps([REVISION, str(folder.resolve()), about, asdict(filters)], sort_keys=True)
     saved = Path(cache) / f"movielens-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}.npz"
     with contextlib.suppress(FileError):  # not there yet, or damaged
         return Log.load(saved)
-    log = Log.of(read(path), filters)
+    log = _log(path, read(path), filters)
     log.save(saved)
     return log
+
+
+def _log(path: Path | str, ratings: Ratings, filters: Filters) -> Log:
+    """The log of a folder's ratings; what is wrong with them is said with its name."""
+    try:
+        return Log.of(ratings, filters)
+    except ValueError as error:
+        raise FileError(f"{path}: {error}") from None
 
 
 def pack(path: Path | str, file: Path | str, filters: Filters | None = None) -> Log:
@@ -113,7 +121,7 @@ def check(path: Path | str, filters: Filters | None = None) -> Summary:
     """Read everything, and say what is there; a ValueError says what is wrong."""
     kind, _ = find_format(Path(path))
     ratings = read(path)
-    log = Log.of(ratings, filters or Filters())
+    log = _log(path, ratings, filters or Filters())
     pairs = np.unique(ratings.user_N.astype(np.int64) * len(ratings.item_names) + ratings.item_N)
     return Summary(
         format=kind.name,
@@ -133,6 +141,15 @@ def check(path: Path | str, filters: Filters | None = None) -> Summary:
 def read(path: Path | str) -> Ratings:
     """All ratings of a folder, unfiltered."""
     kind, folder = find_format(Path(path))
+    try:
+        return _read(kind, folder)
+    except FileError:
+        raise
+    except ValueError as error:
+        raise FileError(f"{folder}: {error}") from None
+
+
+def _read(kind: Format, folder: Path) -> Ratings:
     source, items = _only(folder, kind.ratings), _only(folder, kind.items)
     with reading(source, kind.separator):
         frame = _collect(kind.scan(source), source)

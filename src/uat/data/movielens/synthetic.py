@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from uat.data.movielens.log import Filters, Log, Ratings
+from uat.memory import check_fits
 from uat.noise import gumbel, uniform
 from uat.settings import MOST_COUNT, Between, Seed, check_fields
 
@@ -32,6 +33,8 @@ SHORTEST, EXTRA, SPREAD = 105, 105.0, 1.1
 """A user rates SHORTEST + EXTRA exp(SPREAD z) items."""
 BURST = 0.6
 """Items per burst of a group, bursts that stay empty included."""
+BYTES_PER_PAIR = 60
+"""Of a user and an item, while their ratings are drawn."""
 STAR_SHARES = (0.056, 0.111, 0.268, 0.350, 0.215)
 """One to five stars."""
 ITEM_PART, USER_PART = 0.5, 0.35
@@ -59,6 +62,7 @@ def synthetic(config: SyntheticConfig | None = None, filters: Filters | None = N
 def synthetic_ratings(config: SyntheticConfig) -> Ratings:
     """All ratings, unfiltered."""
     users, items, seed = config.num_users, config.num_items, config.seed
+    check_fits(BYTES_PER_PAIR * users * items, f"a catalogue of users={users} and items={items}")
     user_U, item_I = torch.arange(users), torch.arange(items)
     group_I = _groups(items, seed)
     rank_I = uniform(seed, "movielens.rank", item_I, 1)[:, 0].argsort().argsort() / items

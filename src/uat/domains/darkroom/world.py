@@ -19,6 +19,7 @@ from torch import Tensor
 
 from uat.compiling import compiles
 from uat.domains.darkroom.schedule import Schedule, goals
+from uat.memory import check_fits
 from uat.noise import integers, uniform
 from uat.settings import Between, Steps, check_fields
 from uat.types import Discrete, Inside, Noise, Spec, TensorFields, Vector
@@ -31,6 +32,8 @@ CUE_REACH = 2
 CUE_CHANCE = 0.5
 COIN_CHANCE = 0.5
 MOST_SIDE = 1000
+BYTES_PER_PAIR = 150
+"""Of a cell and a goal, while the tables of a room are worked out."""
 MANY_WORLDS = 2**40
 """More worlds than anyone will play episodes."""
 
@@ -81,6 +84,7 @@ class Grid(TensorFields):
 
     @classmethod
     def build(cls, size: int, tie_break: TieBreak) -> Self:
+        check_fits(BYTES_PER_PAIR * size**4, f"the tables of a room of size={size}")
         cell_C, move_A2 = torch.arange(size**2), torch.tensor(MOVES)
         row_C, column_C = cell_C // size, cell_C % size
         row_AC, column_AC = row_C + move_A2[:, :1], column_C + move_A2[:, 1:]

@@ -22,6 +22,8 @@ from uat.data.markets.bars import Bars, market_files
 from uat.data.markets.features import Market, Protocol, prepare
 from uat.data.markets.panel import align
 from uat.data.markets.synthetic import SIZES, Size, generate
+from uat.files import FileError
+from uat.memory import check_fits
 from uat.types import TensorFields
 
 Suspensions = Literal["common", "mask"]
@@ -57,16 +59,25 @@ def names(data: str) -> tuple[str, ...]:
     return tuple(file.stem for file in market_files(Path(data))) if data else tuple(SIZES)
 
 
+BYTES_PER_BAR = 400
+"""While the features of generated bars are worked out."""
+
+
 @lru_cache(maxsize=8)
 def load(data: str, suspensions: Suspensions, days: int, protocol: Protocol) -> tuple[Market, ...]:
     """The markets of a file or folder; the embedded ones if it is not named. Kept, since every run asks again.
 
     days: how many of the latest days count; 0: all.
     """
+    if not data:
+        return tuple(prepare(name, align(own, suspensions), protocol) for name, own in _embedded(days).items())
     markets = []
-    for name, own in (read(data) if data else _embedded(days)).items():
-        kept = own.take(np.isin(own.date, np.unique(own.date)[-days:])) if data and days else own
-        markets.append(prepare(name, align(kept, suspensions), protocol))
+    for name, own in read(data).items():
+        kept = own.take(np.isin(own.date, np.unique(own.date)[-days:])) if days else own
+        try:
+            markets.append(prepare(name, align(kept, suspensions), protocol))
+        except ValueError as error:
+            raise FileError(f"{data}: {error}") from None
     return tuple(markets)
 
 
@@ -81,11 +92,15 @@ def read(data: str) -> dict[str, Bars]:
 
 
 def _embedded(days: int) -> dict[str, Bars]:
+    bars = sum(size.assets * (days or size.days) for size in SIZES.values())
+    check_fits(BYTES_PER_BAR * bars, f"days={days} of all embedded markets")
     sizes = {name: Size(assets=s.assets, days=days or s.days, start=s.start) for name, s in SIZES.items()}
     return {name: generate(name, size).bars for name, size in sizes.items()}
 
 
 def build(markets: tuple[Market, ...], max_assets: int, temperature: float) -> Tables:
+    rows, width = sum(market.feature_TNF.shape[0] for market in markets), markets[0].feature_TNF.shape[2]
+    check_fits(20 * rows * max_assets * (width + 2), f"max_assets={max_assets} on {rows} days of all markets")
     parts = [_padded(market, max_assets) for market in markets]
     feature, relative, allowed = (torch.from_numpy(np.concatenate(x)) for x in zip(*parts, strict=True))
     logits = ((relative - 1) / temperature).masked_fill(~allowed, -torch.inf)

@@ -39,6 +39,9 @@ AT_ONCE = 1 << 22
 """Scores that may exist at one time when all items are ranked."""
 
 
+Draws = Annotated[int, Between(1, 10_000)]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MovieLensConfig:
     path: str = ""
@@ -57,9 +60,9 @@ class MovieLensConfig:
     """Most windows of all splits together."""
     negatives: Count = 99
     """Items that a target is ranked against."""
-    draws: Count = 20
+    draws: Draws = 20
     """Regime schedules under which each test window is asked."""
-    validation_draws: Count = 4
+    validation_draws: Draws = 4
     """Regime schedules under which each validation window is asked."""
 
     def __post_init__(self) -> None:

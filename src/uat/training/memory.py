@@ -1,0 +1,49 @@
+"""Whether a training fits into memory, estimated before anything of its size is allocated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from uat.config import RunConfig
+from uat.memory import check_fits
+from uat.methods import METHODS
+from uat.runs import empty_policy
+from uat.types import Assets, Items, Spec, Weights
+
+COPIES = 4
+"""Of every weight: itself, its gradient, and the two moments of the optimizer."""
+PER_LAYER = 12
+"""Numbers of the residual stream's width that a layer keeps of a step for its gradients."""
+WIDTHS = ("d_model", "num_layers", "d_ff", "d_hidden", "d_utility", "members", "num_hidden", "d_encoder", "d_asset")
+"""Settings that decide how many weights there are."""
+
+
+def check_memory(config: RunConfig, spec: Spec, device: torch.device, *, share: int = 1) -> None:
+    """Refuse a training that is certainly larger than the memory of its device.
+
+    share: among how many processes a batch is divided.
+    """
+    policy = empty_policy(METHODS[config.method_name], spec, config.method)
+    weights = COPIES * sum(weight.nbytes for weight in policy.parameters())
+    batch = 4 * -(-config.train.batch_size // share) * spec.horizon * numbers_per_step(spec, config.method)
+    sizes = {name: getattr(config.method, name) for name in WIDTHS if hasattr(config.method, name)}
+    parts = [f"method.{name}={value}" for name, value in sizes.items()]
+    if weights < batch:
+        parts = [f"train.batch_size={config.train.batch_size}", f"horizon={spec.horizon}", *parts]
+    check_fits(weights + batch, f"training {config.method_name} with {', '.join(parts)}", device)
+
+
+def numbers_per_step(spec: Spec, config: Any) -> int:
+    """What training keeps of one step of an episode: what is told of it, and what its gradients need."""
+    match spec.obs:
+        case Items():
+            obs = 1
+        case Assets(count, features):
+            obs = count * features
+        case vector:
+            obs = vector.width
+    action = spec.action.count if isinstance(spec.action, Weights) else 1
+    width, layers = getattr(config, "d_model", 0), getattr(config, "num_layers", 0)
+    return 2 * obs + 4 * action + layers * (PER_LAYER * width + 2 * getattr(config, "d_ff", 0))
