@@ -271,7 +271,8 @@ def check_weights(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
         if name not in tensors:
             raise ValueError(f"the weight {name} is missing")
         if name not in own:
-            raise ValueError(f"the weight {name if isinstance(name, str) else shown(name)} is unknown to {type(policy).__name__}")
+            said = name if isinstance(name, str) else shown(name)
+            raise ValueError(f"the weight {said} is unknown to {type(policy).__name__}")
         if not isinstance(tensors[name], Tensor) or tensors[name].is_meta:
             raise ValueError(f"the weight {name} must be a tensor with values, got {shown(tensors[name])}")
         if own[name].shape != tensors[name].shape:
