@@ -58,7 +58,7 @@ def test_what_was_measured_before_a_kill_is_written(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(Running, "_together", killed)
     rows = tmp_path / "rows.json"
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(SystemExit, match="130"):
         plain_main([*QUICKLY[1:], "--methods", "vanilla", "--cases", "rollout", "together", "--out", str(rows)])
     assert {row["case"] for row in json.loads(rows.read_text())["rows"]} == {"rollout"}
 
