@@ -16,9 +16,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from uat.evaluation.next_item import NextItemConfig, Outcome, Sequences, learn
+from uat.paper.next_item import NextItemConfig, Outcome, Sequences, learn
+from uat.paper.studies.files import SCORE_KEY, merge
 from uat.rows import SCORES
-from uat.studies.files import SCORE_KEY, merge
 from uat.training.surroundings import pick_device
 
 SHARED = {"d_model": 64, "num_layers": 2, "dropout": 0.1}

@@ -1,6 +1,6 @@
 """What the tests share: small specs of every kind, random episodes, random weights, and a step-by-step player.
 
-Axes as in `uat.types`. Sizes differ from axis to axis, so that two axes mixed up do not fit by luck.
+Axes as in `uat.episode`. Sizes differ from axis to axis, so that two axes mixed up do not fit by luck.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from uat.clock import NO_ACTION
+from uat.episode import Batch, Step, Trajectory
 from uat.methods import METHODS, Policy
 from uat.methods.uat import UAT, UATConfig
 from uat.methods.vanilla import Vanilla, VanillaConfig
+from uat.spec import Assets, Discrete, Items, Spec, Vector, Weights
 from uat.training.surroundings import seeded
-from uat.types import NO_ACTION, Assets, Batch, Discrete, Items, Spec, Step, Trajectory, Vector, Weights
 
 Module = TypeVar("Module", bound=nn.Module)
 CPU = torch.device("cpu")

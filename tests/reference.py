@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from uat.episode import Batch
 from uat.methods import Policy
 from uat.methods.uat import UATConfig
-from uat.types import Batch
 
 Named = Mapping[str, Tensor]
 PROJECTIONS = ("Q", "K", "V")

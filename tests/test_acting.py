@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from uat.acting import choose, rollout
+from uat.clock import NO_ACTION
+from uat.episode import Noise, Step
 from uat.noise import gumbel
-from uat.types import NO_ACTION, Discrete, Noise, Spec, Step, Vector, Weights
+from uat.spec import Discrete, Spec, Vector, Weights
 
 HORIZON, A = 5, 3
 

@@ -24,9 +24,9 @@ from uat.domains import DOMAINS
 from uat.domains.darkroom import DarkRoom
 from uat.evaluation.tables import LEGEND
 from uat.methods import METHODS
+from uat.metrics import Metric
 from uat.recipes import BACKBONE, PRESET, TRAINING, pairs, recipe
 from uat.training.epoch import Epoch
-from uat.types import Metric
 
 Captured = pytest.CaptureFixture[str]
 SMALL = ["--domain.horizon", "5", "--method.d-model", "8", "--method.d-ff", "8", "--method.num-layers", "1"]

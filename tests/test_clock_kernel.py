@@ -14,8 +14,9 @@ CUDA = torch.cuda.is_available()
 pytest.importorskip("triton")
 
 from uat import clock_kernel, types
+from uat.clock import Clock, nothing
 from uat.clock_kernel import BLOCK, fused_told
-from uat.types import Batch, Clock, Trajectory, nothing
+from uat.episode import Batch, Trajectory
 
 DEVICE = "cuda" if CUDA else "cpu"
 STEPS = 12

@@ -29,7 +29,7 @@ from uat.config import (
 from uat.domains import DOMAINS
 from uat.methods import METHODS
 from uat.recipes import BACKBONE, PRESET, pairs, recipe
-from uat.types import Assets, Discrete, Items, Spec, Vector, Weights
+from uat.spec import Assets, Discrete, Items, Spec, Vector, Weights
 
 SOURCE = Path(uat.__file__).parent
 CONFIGS = dict.fromkeys(

@@ -22,12 +22,14 @@ from tests.builders import (
     with_other_feedback,
 )
 from uat.acting import Behaviour, rollout
+from uat.clock import NO_ACTION
 from uat.config import override, run_config_from_json, to_json
 from uat.domains.darkroom.world import DarkRoomConfig, DarkRoomSimulator
+from uat.episode import Noise, Trajectory
 from uat.feedback import CorruptedRecording, CorruptedSimulator, FeedbackConfig, corrupt, corrupted_worlds
 from uat.noise import gumbel
 from uat.recipes import recipe
-from uat.types import NO_ACTION, Discrete, Noise, Spec, Trajectory, Vector
+from uat.spec import Discrete, Spec, Vector
 
 STEPS, WORLDS = 6, 500
 SETTINGS: dict[str, dict[str, Any]] = {

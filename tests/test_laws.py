@@ -30,11 +30,13 @@ from tests.builders import (
     vanilla_of,
     with_other_feedback,
 )
+from uat.clock import NO_ACTION
+from uat.episode import Batch
 from uat.methods import Policy
 from uat.methods.uat import UAT
 from uat.methods.vanilla import Vanilla, VanillaConfig
 from uat.nn.attention import Attention
-from uat.types import NO_ACTION, Batch, Discrete, Spec, Vector, Weights
+from uat.spec import Discrete, Spec, Vector, Weights
 
 every_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 both_methods = pytest.mark.parametrize("method", ["vanilla", "uat"])

@@ -21,10 +21,10 @@ from tests.builders import call
 from uat import terminal
 from uat.cli import main
 from uat.evaluation.tables import columns, print_rows
-from uat.report.__main__ import main as report_main
-from uat.studies.__main__ import main as studies_main
+from uat.metrics import Score
+from uat.paper.report.__main__ import main as report_main
+from uat.paper.studies.__main__ import main as studies_main
 from uat.training.progress import Board, BoardOfBars, Lines
-from uat.types import Score
 
 Captured = pytest.CaptureFixture[str]
 NASTY = "x\x1b[2J\r\n\u202eevil\u2066\x07\x9b\u2028\ud800\tend"
@@ -107,8 +107,8 @@ def test_mistakes_on_the_command_line_are_quoted_as_escapes(argv: list[str], cap
 def test_flags_without_the_console_libraries_are_one_sentence_too(argv: list[str], capsys: Captured) -> None:
     code, out, err = call(capsys, studies_main, *argv)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("uat.studies: ")
-    assert "see python -m uat.studies --help" in clean(err)
+    assert err.startswith("uat.paper.studies: ")
+    assert "see python -m uat.paper.studies --help" in clean(err)
 
 
 def test_a_warning_is_one_clean_line(capsys: Captured) -> None:

@@ -8,21 +8,24 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from uat.clock import Clock
     from uat.config import RunConfig, override
     from uat.domains import DOMAINS
+    from uat.episode import Batch, Step, Trajectory
     from uat.evaluation import audit, evaluate
     from uat.feedback import FeedbackConfig, corrupt
     from uat.logs import episodes
     from uat.methods import METHODS, Policy
     from uat.methods.uat import UAT, UATConfig
     from uat.methods.vanilla import Vanilla, VanillaConfig
+    from uat.metrics import Score
     from uat.recipes import recipe
     from uat.runs import Run
     from uat.runs import load_policy as load
     from uat.runs import save_policy as save
     from uat.serving import Session
+    from uat.spec import Assets, Discrete, Items, Spec, Vector, Weights
     from uat.training import train, train_together
-    from uat.types import Assets, Batch, Clock, Discrete, Items, Score, Spec, Step, Trajectory, Vector, Weights
 
 __version__ = "0.1.0"
 
@@ -62,22 +65,22 @@ __all__ = [
 ]
 
 _PLACES = {
+    "clock": ("Clock",),
     "config": ("RunConfig", "override"),
     "domains": ("DOMAINS",),
+    "episode": ("Batch", "Step", "Trajectory"),
     "evaluation": ("audit", "evaluate"),
     "feedback": ("FeedbackConfig", "corrupt"),
     "logs": ("episodes",),
     "methods": ("METHODS", "Policy"),
     "methods.uat": ("UAT", "UATConfig"),
     "methods.vanilla": ("Vanilla", "VanillaConfig"),
+    "metrics": ("Score",),
     "recipes": ("recipe",),
     "runs": ("Run", "load_policy", "save_policy"),
     "serving": ("Session",),
     "training": ("train", "train_together"),
-    "types": (
-        *("Assets", "Batch", "Clock", "Discrete", "Items", "Score"),
-        *("Spec", "Step", "Trajectory", "Vector", "Weights"),
-    ),
+    "spec": ("Assets", "Discrete", "Items", "Spec", "Vector", "Weights"),
 }
 """Which module defines each name."""
 _SHORT = {"load_policy": "load", "save_policy": "save"}

@@ -14,8 +14,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from uat.contracts import Agent, Answers, Reader, Recording, Simulator
+from uat.episode import Batch, Noise, Step, Trajectory
 from uat.settings import Share, check_fields
-from uat.types import Agent, Answers, Batch, Discrete, Noise, Reader, Recording, Simulator, Spec, Step, Trajectory
+from uat.spec import Discrete, Spec
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from uat.clock import NO_ACTION
 from uat.settings import MOST_SCALE, shown
-from uat.types import NO_ACTION, Assets, Discrete, Items, Spec, Vector
+from uat.spec import Assets, Discrete, Items, Spec, Vector
 
 Array = Any
 """A tensor, a numpy array, or nested lists of numbers."""

@@ -27,15 +27,15 @@ from uat.evaluation.comparison import compare
 from uat.evaluation.scores import what_is_unfinished
 from uat.evaluation.tables import LEGEND, difference_rows, method_rows, print_rows, score_rows
 from uat.methods import METHODS
+from uat.paper.report.command import ReportOptions
+from uat.paper.report.command import command as report_command
+from uat.paper.report.writing import write_report
+from uat.paper.studies.command import command as reproduce_command
+from uat.paper.studies.grids import STUDIES
+from uat.paper.studies.options import Reproduce
 from uat.recipes import pairs, recipe
-from uat.report.command import ReportOptions
-from uat.report.command import command as report_command
-from uat.report.writing import write_report
 from uat.rows import NUMBER, check_row
 from uat.runs import Run
-from uat.studies.command import command as reproduce_command
-from uat.studies.grids import STUDIES
-from uat.studies.options import Reproduce
 from uat.terminal import say, show, show_json, show_page
 from uat.threads import cpu_threads
 from uat.training.progress import show_progress
@@ -253,7 +253,7 @@ def run_audit(args: list[str]) -> None:
 
 
 def run_demo(args: list[str]) -> None:
-    from uat.evaluation.demo import demo
+    from uat.paper.demo import demo
 
     options = parse(Demo, args, "uat demo")
     rows, page = demo(

@@ -14,7 +14,7 @@ from uat.domains import DOMAINS
 from uat.feedback import TRUE, CorruptedDomain, FeedbackConfig
 from uat.methods import METHODS
 from uat.settings import Amount, Count, Episodes, Epochs, Scale, Seed, Warmup, check_fields, checked, field_types, shown
-from uat.types import Assets, Discrete, Items, Spec, Vector, Weights
+from uat.spec import Assets, Discrete, Items, Spec, Vector, Weights
 
 PRESETS = ("smoke", "quick", "paper")
 Precision = Literal["fp64", "fp32", "tf32", "bf16"]

@@ -26,9 +26,12 @@ from torch import Tensor
 
 from uat.acting import told
 from uat.checks import check_ids
+from uat.clock import NO_ACTION, shift
+from uat.contracts import Simulator
+from uat.episode import Noise, Trajectory
 from uat.noise import uniform
 from uat.settings import Amount, Delay, Seed, check_fields, checked, shown
-from uat.types import NO_ACTION, Noise, Simulator, Spec, Trajectory, shift
+from uat.spec import Spec
 
 PREFIX = "feedback."
 """Names of the channel's own noise begin so."""

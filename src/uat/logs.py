@@ -13,8 +13,9 @@ from uat.checks import (
     check_rewards,
     check_valid,
 )
+from uat.episode import Trajectory
 from uat.settings import checked
-from uat.types import Spec, Trajectory
+from uat.spec import Spec
 
 
 def episodes(

@@ -40,8 +40,8 @@ from uat.files import (
 from uat.methods import METHODS, Method, Policy
 from uat.rows import EPOCHS, SCORES, SECONDS, check_row
 from uat.settings import checked, shown
+from uat.spec import Spec
 from uat.tensor_files import RunError, copied, first_not_finite, read_tensors, write_tensors
-from uat.types import Spec
 
 PREPARED = frozenset({"config.json", "manifest.json", "tensorboard", lock.FILE})
 """What a folder holds before its training has left anything: it may still become another run's."""

@@ -27,7 +27,7 @@ from uat.bench.steps import Stepping, tensors
 from uat.bench.timing import Call, Row, measure, numpy_obeys, quantile, quiet, threads
 from uat.cli import main
 from uat.flags import parser
-from uat.types import Weights
+from uat.spec import Weights
 
 CPU = torch.device("cpu")
 KEYS = ["device", "case", "method", "path", "batch", "context", "metric", "value", "unit"]

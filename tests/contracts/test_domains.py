@@ -12,10 +12,12 @@ from torch import Tensor
 from tests.builders import build_random
 from uat.acting import read_by_steps, rollout
 from uat.config import override
+from uat.contracts import Agent, Reader, Recording, Simulator
 from uat.domains import DOMAINS, Domain, split_seed, summarised
+from uat.episode import Step, Trajectory
 from uat.recipes import pairs, recipe
+from uat.spec import Assets, Discrete, Items, Spec, Vector
 from uat.training.playing import Player
-from uat.types import Agent, Assets, Discrete, Items, Reader, Recording, Simulator, Spec, Step, Trajectory, Vector
 
 B, SEED = 12, 7
 SPLITS = ("train", "validation", "test")

@@ -28,11 +28,12 @@ from tests.builders import (
 )
 from uat.acting import choose
 from uat.config import TrainConfig
+from uat.episode import Batch, Trajectory
 from uat.methods import METHODS, Policy, training_name
 from uat.noise import gumbel
 from uat.runs import load_policy, save_policy
+from uat.spec import Discrete, Spec
 from uat.training.optimizing import rate_of
-from uat.types import Batch, Discrete, Spec, Trajectory
 
 every_method = pytest.mark.parametrize("method", METHODS)
 every_pair = pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from uat.acting import rollout
 from uat.domains.darkroom import DarkRoom, DarkRoomConfig
 from uat.domains.darkroom.world import DarkRoomSimulator
 from uat.domains.domain import Domain, split_seed
+from uat.episode import Noise, Trajectory
 from uat.noise import gumbel
-from uat.types import Noise, Trajectory
 
 STAY, UP, DOWN, LEFT, RIGHT = range(5)
 SCHEDULES = ("gradual", "abrupt", "cyclic")

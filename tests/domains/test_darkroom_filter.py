@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from uat.acting import rollout
+from uat.clock import NO_ACTION
 from uat.domains.darkroom import DarkRoom, DarkRoomConfig
 from uat.domains.darkroom.filter import DarkRoomFilter
 from uat.domains.domain import split_seed
+from uat.episode import Step, Trajectory
 from uat.noise import gumbel
-from uat.types import NO_ACTION, Step, Trajectory
 
 STAY, UP, DOWN, LEFT, RIGHT = range(5)
 Place = tuple[int, int]

@@ -21,10 +21,10 @@ from uat.data.markets.synthetic import SIZES, generate
 from uat.domains.markets import Markets, MarketsConfig, MarketsSimulator, world
 from uat.domains.markets.performance import cagr, max_drawdown, sharpe, volatility
 from uat.domains.markets.tables import load
+from uat.episode import Trajectory
 from uat.evaluation.scores import evaluate
 from uat.recipes import recipe
 from uat.training.trainer import train
-from uat.types import Trajectory
 
 CONFIG = MarketsConfig(days=260, horizon=10)
 ASSETS = [SIZES[name].assets for name in SIZES]

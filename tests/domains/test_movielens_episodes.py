@@ -7,13 +7,14 @@ import torch
 
 from tests.domains.movielens_twin import judge
 from uat.acting import Logits, replay
+from uat.contracts import Recording
 from uat.data.movielens import Log, SyntheticConfig, synthetic
 from uat.domains.movielens import MovieLens
 from uat.domains.movielens import episodes as module
 from uat.domains.movielens.episodes import Episodes, MovieLensConfig
 from uat.domains.movielens.filter import posterior
+from uat.episode import Trajectory
 from uat.methods import METHODS
-from uat.types import Recording, Trajectory
 
 IDS, SEED = torch.arange(30), 4
 

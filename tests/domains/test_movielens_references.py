@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from tests.domains.movielens_twin import judge
+from uat.clock import Clock
 from uat.domains.movielens.filter import posterior
 from uat.domains.movielens.ranking import Ranking, drawn, ranks
 from uat.domains.movielens.references import Belief, Believer, filtered, indifferent, told
 from uat.domains.movielens.regime import Catalogue, RegimeLaw, rewards
-from uat.types import Clock, Trajectory
+from uat.episode import Trajectory
 
 SMALL = RegimeLaw(num_groups=3, shortest=2, longest=3)
 

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from tests.domains import sepsis_twin as twin
 from uat.acting import rollout
+from uat.contracts import Agent
 from uat.domains.sepsis import Sepsis, SepsisConfig
 from uat.domains.sepsis.cohort import prepare
 from uat.domains.sepsis.domain import since_shift
 from uat.domains.sepsis.kinetics import kinetics
 from uat.domains.sepsis.treatment import ACTIONS
+from uat.episode import Trajectory
 from uat.noise import gumbel
-from uat.types import Agent, Trajectory
 
 STRONG = SepsisConfig(response=0.4, state_noise=0.05, obs_noise=0.0)
 """Patients swing from one limit to the other, so that many die or recover."""

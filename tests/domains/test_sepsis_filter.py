@@ -13,13 +13,14 @@ from torch import Tensor
 
 from tests.domains import sepsis_twin as twin
 from uat.acting import rollout
+from uat.contracts import Agent
 from uat.domains.domain import split_seed
 from uat.domains.sepsis import Sepsis, SepsisConfig
-from uat.domains.sepsis.calibrate import GOALS, calibrate, meets_goals, scores
 from uat.domains.sepsis.filter import HazardFilter, SegmentFilter
 from uat.domains.sepsis.schedule import SegmentLaw
+from uat.episode import Step, Trajectory
 from uat.noise import gumbel
-from uat.types import Agent, Step, Trajectory
+from uat.paper.calibrate_sepsis import GOALS, calibrate, meets_goals, scores
 
 TINY = [
     SepsisConfig(horizon=7, min_segments=2, max_segments=3, min_length=1, response=0.3, state_noise=0.1),

@@ -7,8 +7,8 @@ import torch
 
 from uat.acting import rollout
 from uat.domains.sepsis import Sepsis, SepsisConfig
+from uat.episode import Trajectory
 from uat.noise import integers
-from uat.types import Trajectory
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

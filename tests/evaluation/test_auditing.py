@@ -19,10 +19,11 @@ from uat.domains.darkroom import DarkRoomConfig
 from uat.domains.darkroom.filter import DarkRoomFilter
 from uat.domains.darkroom.world import DarkRoomSimulator
 from uat.domains.movielens import MovieLens, MovieLensConfig
+from uat.episode import Step
 from uat.evaluation.auditing import Audit, difference, divergence, two_decisions
 from uat.methods import METHODS
 from uat.recipes import recipe
-from uat.types import Discrete, Spec, Step, Vector
+from uat.spec import Discrete, Spec, Vector
 
 
 def seen(found: Audit) -> set[str]:

@@ -16,11 +16,12 @@ from torch import Tensor
 from tests.builders import CPU
 from uat.acting import rollout
 from uat.config import TrainConfig
+from uat.episode import Noise
 from uat.methods import METHODS, Policy
 from uat.noise import gumbel, integers
+from uat.spec import Discrete, Spec, Vector
 from uat.training.optimizing import build_optimizer, optimize, set_rates
 from uat.training.surroundings import seeded
-from uat.types import Discrete, Noise, Spec, Vector
 
 A, T, B = 4, 8, 128
 SIZES: dict[str, Any] = {"d_model": 32, "num_heads": 2, "num_layers": 2, "d_ff": 64, "dropout": 0.0}

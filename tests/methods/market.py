@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from uat.acting import Behaviour
+from uat.episode import Batch, Trajectory
 from uat.methods import Phase, Policy
-from uat.types import Assets, Batch, Spec, Trajectory, Weights
+from uat.spec import Assets, Spec, Weights
 
 ASSETS, INDICATORS, STEPS = 4, 3, 12
 SPEC = Spec(

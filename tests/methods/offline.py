@@ -14,12 +14,13 @@ from tests.builders import CPU, small_config
 from tests.training.test_trainer import Crash, crash_at, numbers, tiny
 from uat.acting import rollout
 from uat.config import RunConfig, TrainConfig
+from uat.episode import Batch, Noise
 from uat.methods import METHODS, Policy
 from uat.noise import gumbel
+from uat.spec import Spec
 from uat.training import train
 from uat.training.optimizing import build_optimizer, optimize
 from uat.training.surroundings import seeded
-from uat.types import Batch, Noise, Spec
 
 
 class Worlds:

@@ -10,10 +10,11 @@ import torch
 
 from tests import reference
 from tests.builders import PRECISIONS, SPECS, build, build_random, crossed, random_batch, stream, vanilla_of
+from uat.episode import Batch
 from uat.methods import METHODS
 from uat.methods.uat import UAT, UATConfig
 from uat.nn.attention import Attention
-from uat.types import Batch, Spec
+from uat.spec import Spec
 
 ABLATIONS = [name for name, method in METHODS.items() if method.policy is UAT and method.changes]
 every_ablation = pytest.mark.parametrize("method", ABLATIONS)

@@ -13,17 +13,18 @@ from torch import Tensor
 
 from tests.builders import SPECS, build, build_random, moments, random_batch, stream
 from uat.config import RunConfig, override
+from uat.episode import Step, Trajectory
 from uat.evaluation import evaluate
 from uat.methods import METHODS, Policy
 from uat.recipes import recipe
 from uat.runs import Run, load_policy
 from uat.serving import Session
+from uat.spec import Spec
 from uat.tensor_files import RunError
 from uat.threads import cpu_threads
 from uat.training import train
 from uat.training.playing import Player
 from uat.training.progress import Progress
-from uat.types import Spec, Step, Trajectory
 
 ADAPTING = [name for name, method in METHODS.items() if method.policy.trains_as is not None]
 every_method = pytest.mark.parametrize("method", ADAPTING)

@@ -14,10 +14,12 @@ from torch import Tensor
 
 from tests import reference
 from tests.builders import SPECS, build, build_random, random_batch, stream
+from uat.clock import NO_ACTION
+from uat.episode import Batch
 from uat.methods.adt import ADT
 from uat.nn.blocks import Block
 from uat.nn.encoders import VectorEncoder
-from uat.types import NO_ACTION, Assets, Batch, Discrete, Items, Spec, Vector, Weights
+from uat.spec import Assets, Discrete, Items, Spec, Vector, Weights
 
 every_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 seeds = st.integers(0, 2**31)

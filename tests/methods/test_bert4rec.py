@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from tests.builders import SPECS, build_random, moments, random_batch, small_config, stream
-from uat.evaluation.next_item import as_batch, next_item_spec
+from uat.episode import Batch
 from uat.methods.bert4rec import BERT4Rec, BERT4RecConfig
+from uat.paper.next_item import as_batch, next_item_spec
 from uat.training.surroundings import seeded
-from uat.types import Batch
 
 SPEC = SPECS["items-discrete"]
 CPU = torch.device("cpu")

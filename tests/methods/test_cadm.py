@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from tests.builders import SPECS, build, build_random, random_batch, stream
 from tests.methods.offline import Worlds, assert_resumes, batch_of, in_the_dark, learn
 from uat.acting import Behaviour
+from uat.episode import Batch, Noise
 from uat.methods.cadm import CaDM, CaDMConfig
 from uat.nn.ensemble import Units, gaussian_nll
 from uat.noise import uniform
+from uat.spec import Discrete, Spec, Vector
 from uat.training import train
-from uat.types import Batch, Discrete, Noise, Spec, Vector
 
 DISCRETE = SPECS["vector-discrete"]
 SMALL: dict[str, Any] = {

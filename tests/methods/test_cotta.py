@@ -10,8 +10,9 @@ import torch
 
 from tests.builders import SPECS, build_random, moments, random_batch, stream
 from tests.methods import twin
+from uat.episode import Batch
 from uat.methods.cotta import Cotta, CottaConfig, CottaState
-from uat.types import Batch, Spec
+from uat.spec import Spec
 
 every_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 DISCRETE = SPECS["vector-discrete"]

@@ -10,9 +10,9 @@ import torch
 
 from tests.builders import SPECS, build_random, moments, random_batch
 from tests.methods.market import ASSETS, INDICATORS, SPEC, STEPS, batch_of, fit, signalled
+from uat.episode import Batch
 from uat.methods.deeptrader import Block, DeepTrader, DeepTraderConfig, conditions, correlation, reward_of_risk
 from uat.training.surroundings import seeded
-from uat.types import Batch
 
 SMALL = {"d_asset": 8, "d_spatial": 4, "num_blocks": 2, "d_market": 6, "winners": 2, "dropout": 0.0}
 

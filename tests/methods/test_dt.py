@@ -25,8 +25,9 @@ from tests.builders import (
     stream,
     with_other_feedback,
 )
+from uat.episode import Batch, Trajectory
 from uat.methods.dt import DT
-from uat.types import Batch, Discrete, Spec, Trajectory, Vector
+from uat.spec import Discrete, Spec, Vector
 
 every_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 LENGTHS = {"2T": False, "3T": True}

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from tests.builders import SPECS, build, build_random, moments, random_batch, stream
 from tests.reference import embed, feed_forward, layer_norm, softmax
+from uat.episode import Batch
 from uat.methods.gtrxl import GTrXL, GTrXLConfig
 from uat.recipes import recipe
-from uat.types import Assets, Batch, Items, Spec, Vector, Weights
+from uat.spec import Assets, Items, Spec, Vector, Weights
 
 every_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 POISON = 1e18

@@ -14,11 +14,12 @@ from torch import Tensor
 from tests.builders import SPECS, build, build_random, random_batch, random_trajectory, stream
 from tests.methods.offline import Worlds, assert_resumes, batch_of, in_the_dark, learn
 from uat.acting import Behaviour, rollout
+from uat.episode import Noise
 from uat.methods.iql import IQL, IQLConfig, expectile_loss
 from uat.methods.vanilla import Vanilla, VanillaConfig
 from uat.noise import integers
+from uat.spec import Discrete, Spec, Vector
 from uat.training import train
-from uat.types import Discrete, Noise, Spec, Vector
 
 DISCRETE = SPECS["vector-discrete"]
 

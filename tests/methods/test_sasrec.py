@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.builders import SIZES, SPECS, build, build_random, random_batch
+from uat.episode import Batch
 from uat.methods.sasrec import SASRec, SASRecConfig
 from uat.noise import integers
-from uat.types import Batch
 
 SPEC = SPECS["items-discrete"]
 

@@ -12,7 +12,7 @@ from tests.methods import twin
 from uat.methods.adapting import cross_entropy, entropy
 from uat.methods.tent import Tent, TentConfig
 from uat.nn.shifted import ShiftedStep
-from uat.types import Spec
+from uat.spec import Spec
 
 every_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 DISCRETE = SPECS["vector-discrete"]

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from tests.builders import moments
+from uat.episode import Batch, Step
 from uat.methods.cotta import Cotta
 from uat.methods.tent import Tent
 from uat.methods.vanilla import Vanilla
 from uat.nn.blocks import Block
-from uat.types import Batch, Step
 
 
 class Network:

@@ -26,13 +26,13 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from uat.config import override
+from uat.episode import Batch, Step
 from uat.methods.policy import TransformerPolicy
 from uat.nn.kernels import triton_block, triton_gates
 from uat.nn.kernels.triton_adam import fused_adam
 from uat.recipes import recipe
 from uat.training.optimizing import build_optimizer
 from uat.training.trainer import build_policy
-from uat.types import Batch, Step
 
 POINTERS = {torch.float32: "*fp32", torch.float16: "*fp16", torch.int64: "*i64", torch.int32: "*i32", torch.bool: "*i1"}
 PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"

@@ -16,13 +16,14 @@ from torch import Tensor
 from tests.builders import CPU, SPECS, build_random, crossed, largest, moments, random_batch
 from uat.bench.recompute import History, Recomputing
 from uat.domains.darkroom import DarkRoom, DarkRoomConfig
+from uat.episode import Step
 from uat.methods import METHODS, Policy
 from uat.methods.uat import UAT
 from uat.nn.kernels import cpu_step
 from uat.nn.kernels.cpu_step import CPUStep
 from uat.serving.session import FAST_STREAMS, Session, open_fast
+from uat.spec import Spec
 from uat.threads import cpu_threads
-from uat.types import Spec, Step
 
 PAPER = {"d_model": 64, "num_heads": 4, "num_layers": 3, "d_ff": 128}
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}

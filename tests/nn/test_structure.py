@@ -24,7 +24,7 @@ from uat.nn.encoders import VectorEncoder, ZeroMap
 from uat.nn.heads import DiscreteHead, WeightsHead
 from uat.nn.kernels.cpu_step import CPUStep
 from uat.serving.session import open_fast
-from uat.types import Spec
+from uat.spec import Spec
 
 SPEC = SPECS["vector-discrete"]
 METHODS = ("uat", "vanilla", "adt", "dt")

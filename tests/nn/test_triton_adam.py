@@ -14,13 +14,13 @@ from torch import Tensor, nn
 CUDA = torch.cuda.is_available()
 pytest.importorskip("triton")
 
+from uat.episode import Batch
 from uat.methods import Phase
 from uat.nn import kernels
 from uat.nn.kernels import triton_adam
 from uat.nn.kernels.triton_adam import CHUNK, fits, fused_adam
 from uat.training.capture import Captured
 from uat.training.optimizing import optimize
-from uat.types import Batch
 
 DEVICE = "cuda" if CUDA else "cpu"
 SHAPES = [(1,), (CHUNK - 1,), (CHUNK,), (CHUNK + 1,), (5,), (40, 33)]

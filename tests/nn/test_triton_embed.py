@@ -14,11 +14,12 @@ CUDA = torch.cuda.is_available()
 pytest.importorskip("triton")
 
 from tests.builders import randomise
+from uat.episode import Batch
 from uat.nn.blocks import Transformer, TransformerConfig
 from uat.nn.kernels import triton_embed, triton_outer, triton_train
 from uat.nn.kernels.triton_embed import embeds, fused_embed
 from uat.nn.kernels.triton_train import fused_features
-from uat.types import Assets, Batch, Discrete, Spec, Vector
+from uat.spec import Assets, Discrete, Spec, Vector
 
 DEVICE = "cuda" if CUDA else "cpu"
 EMBEDDING = ("encoder.linear.weight", "encoder.linear.bias", "positions", "norm.weight", "norm.bias")

@@ -11,9 +11,9 @@ CUDA = torch.cuda.is_available()
 pytest.importorskip("triton")
 
 from tests.nn.test_triton_train import SMALL, build, some_batch
+from uat.episode import masked_sum
 from uat.nn.heads import DiscreteHead, Head, WeightsHead
 from uat.nn.kernels.triton_nll import fits, fused_nll
-from uat.types import masked_sum
 
 DEVICE = "cuda" if CUDA else "cpu"
 

@@ -22,8 +22,8 @@ from uat.nn.kernels.triton_dealt import deal
 from uat.nn.kernels.triton_pack import Packed
 from uat.nn.kernels.triton_step import pack
 from uat.nn.kernels.whole import feedback, projections
+from uat.spec import Discrete, Spec, Vector
 from uat.training.surroundings import precision
-from uat.types import Discrete, Spec, Vector
 
 DEVICE = "cuda" if CUDA else "cpu"
 SPEC = Spec(obs=Vector(5), action=Discrete(4), horizon=10)

@@ -16,13 +16,13 @@ pytest.importorskip("triton")
 from tests.builders import interpreted, randomise
 from uat.acting import rollout
 from uat.domains.darkroom.world import DarkRoomConfig, DarkRoomSimulator
+from uat.episode import Noise, Step, Trajectory
 from uat.methods import METHODS
 from uat.methods.policy import Policy, TransformerPolicy
 from uat.methods.uat import UAT
 from uat.nn.kernels import triton_pack, triton_play, triton_step
 from uat.noise import gumbel
 from uat.training.surroundings import precision
-from uat.types import Noise, Step, Trajectory
 
 DEVICE = "cuda" if CUDA else "cpu"
 SMALL = {"d_model": 32, "num_heads": 2, "num_layers": 1, "d_ff": 64, "dropout": 0.0}

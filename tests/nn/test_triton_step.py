@@ -21,6 +21,7 @@ import triton.language as tl
 from tests.builders import crossed, interpreted, random_batch, randomise
 from uat.acting import choose
 from uat.bench.steps import plain
+from uat.episode import Step
 from uat.methods import METHODS
 from uat.methods.policy import TransformerPolicy
 from uat.nn import kernels
@@ -29,7 +30,7 @@ from uat.nn.kernels import triton_step
 from uat.nn.kernels.triton_parts import normed_at_once
 from uat.nn.kernels.triton_step import MOST_PASTS, ROWS, WIDEST, served, unfit
 from uat.nn.kernels.whole import room
-from uat.types import Assets, Discrete, Items, Spec, Step, Vector, Weights
+from uat.spec import Assets, Discrete, Items, Spec, Vector, Weights
 
 DEVICE = "cuda" if CUDA else "cpu"
 SPEC = Spec(obs=Vector(5), action=Discrete(4), horizon=1000)

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from tests.builders import crossed, interpreted, randomise
+from uat.episode import Batch
 from uat.methods import METHODS
 from uat.methods.policy import TransformerPolicy
 from uat.nn.kernels import triton_outer
@@ -24,7 +25,7 @@ from uat.nn.kernels.triton_dropout import fused_dropout
 from uat.nn.kernels.triton_outer import added, outer
 from uat.nn.kernels.triton_parts import dropped, kept
 from uat.nn.kernels.triton_train import fused_attend
-from uat.types import Batch, Discrete, Spec, Vector
+from uat.spec import Discrete, Spec, Vector
 
 DEVICE = "cuda" if CUDA else "cpu"
 SMALL = {"d_model": 32, "num_heads": 2, "num_layers": 2, "d_ff": 64, "dropout": 0.0}

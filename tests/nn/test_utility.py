@@ -13,7 +13,7 @@ from tests import reference
 from tests.builders import SPECS, build_random, build_uat, random_batch, randomise
 from uat.nn.encoders import IdEmbedding, VectorEncoder, build_action_encoder, build_observation_encoder
 from uat.nn.utility import UtilityGates, discounted
-from uat.types import Discrete, Spec, Weights
+from uat.spec import Discrete, Spec, Weights
 
 every_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 

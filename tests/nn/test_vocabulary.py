@@ -9,7 +9,7 @@ from torch import Tensor
 
 from uat.nn import vocabulary
 from uat.nn.heads import build_head
-from uat.types import Discrete, Items, Spec
+from uat.spec import Discrete, Items, Spec
 
 Inputs = tuple[Tensor, Tensor, Tensor]
 

@@ -36,7 +36,7 @@ from tests.builders import build_random
 from tests.robustness.killed import prepare
 from tests.robustness.processes import Started, alive, born, children, wait_for, workers
 from uat.files import is_temporary
-from uat.types import Discrete, Spec, Vector
+from uat.spec import Discrete, Spec, Vector
 
 SHARES = {"training": 0.45, "session": 0.25, "grid": 0.15, "worker": 0.15}
 """Which part of all kills is of which kind."""

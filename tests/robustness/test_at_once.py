@@ -8,8 +8,8 @@ import pytest
 
 from tests.robustness.kill import Campaign, difference
 from tests.robustness.processes import Started
+from uat.paper.studies.files import Results
 from uat.runs import Run
-from uat.studies.files import Results
 
 EPOCHS = 12
 

@@ -19,19 +19,19 @@ from uat.cli import main
 from uat.config import override
 from uat.evaluation.scores import evaluate, read_evaluation
 from uat.files import FileError, check_name, parse_json
-from uat.report.rows import Rows
-from uat.report.writing import write_report
+from uat.metrics import Score
+from uat.paper.report.rows import Rows
+from uat.paper.report.writing import write_report
+from uat.paper.studies.cells import Cell
+from uat.paper.studies.files import SCORE_KEY, Results
+from uat.paper.studies.options import Reproduce, settings_of
+from uat.paper.studies.probes import PROBES, file_of, seen
+from uat.paper.studies.work import Outcome, Reference, keep_failure
 from uat.rows import EFFICIENCY, INTERVALS, PAIRS, SCORES, Columns, check_row
 from uat.runs import Run
-from uat.studies.cells import Cell
-from uat.studies.files import SCORE_KEY, Results
-from uat.studies.options import Reproduce, settings_of
-from uat.studies.probes import PROBES, file_of, seen
-from uat.studies.work import Outcome, Reference, keep_failure
 from uat.tensor_files import read_tensors, write_tensors
 from uat.training import train
 from uat.training.progress import read_notes
-from uat.types import Score
 
 Captured = pytest.CaptureFixture[str]
 COMMITTED = Path("results/paper")
@@ -194,7 +194,7 @@ TINY = ("domain.horizon=5", "domain.size=4", "train.epochs=2", "train.validate_e
 def test_a_metric_of_any_name_becomes_a_table_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Markets of a user may be called anything; their metrics are parts of tables' names."""
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr("uat.report.writing.DRAWINGS", ())
+    monkeypatch.setattr("uat.paper.report.writing.DRAWINGS", ())
     folder = tmp_path / "a" / "paper"
     about = {"domain": "markets", "task": "joint", "setting": "default", "method": "uat"}
     names = ["sharpe", "sharpe_../../../../out", "sharpe_my market", "sharpe_my+market", f"sharpe_{'x' * 300}"]

@@ -16,7 +16,7 @@ from tests.builders import SPECS
 from uat.checks import MOST_NUMBER, check_actions, check_mask, check_observations, check_rewards
 from uat.serving import entrance
 from uat.serving.entrance import Entrance
-from uat.types import Spec
+from uat.spec import Spec
 
 STREAMS = 2
 Check = Callable[[Any, Spec], Any]

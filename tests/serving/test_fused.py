@@ -19,11 +19,12 @@ from triton.runtime.errors import OutOfResources
 
 from tests.builders import interpreted, random_trajectory, randomise
 from uat import Session
+from uat.episode import Step
 from uat.methods import METHODS
 from uat.methods.policy import TransformerPolicy
 from uat.methods.uat import UAT
 from uat.nn.kernels import triton_step
-from uat.types import Assets, Discrete, Items, Spec, Step, Vector, Weights
+from uat.spec import Assets, Discrete, Items, Spec, Vector, Weights
 
 DEVICE = "cuda" if CUDA else "cpu"
 SPEC = Spec(obs=Vector(5), action=Discrete(4), horizon=12)

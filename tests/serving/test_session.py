@@ -13,9 +13,10 @@ from torch import Tensor
 from tests.builders import SPECS, build_random, largest, random_trajectory
 from uat.acting import choose, rollout
 from uat.domains.darkroom import DarkRoom, DarkRoomConfig
+from uat.episode import Trajectory
 from uat.methods import Policy
 from uat.serving.session import Session
-from uat.types import Spec, Trajectory
+from uat.spec import Spec
 
 STREAMS = 3
 every_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)

@@ -16,12 +16,12 @@ import uat.runs
 import uat.tensor_files
 import uat.training.checkpoint
 from uat.config import RunConfig, override
+from uat.episode import Batch, Losses
 from uat.methods.uat import UAT
 from uat.recipes import recipe
 from uat.runs import Run
 from uat.tensor_files import read_tensors
 from uat.training.trainer import Trainer
-from uat.types import Batch, Losses
 
 TINY: dict[str, Any] = {
     "domain.horizon": 5,

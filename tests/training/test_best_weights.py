@@ -14,6 +14,7 @@ import uat
 from tests.builders import SPECS, build_random
 from tests.training.small_runs import Crash, crash_at, judged, last_weights, numbers, same, saved_weights, tiny
 from uat.evaluation import evaluate
+from uat.metrics import Metric
 from uat.runs import Run, load_policy
 from uat.tensor_files import RunError, read_tensors, write_tensors
 from uat.training import train
@@ -21,7 +22,6 @@ from uat.training.checkpoint import STATE, read_state
 from uat.training.epoch import Epoch
 from uat.training.progress import Progress
 from uat.training.trainer import DivergedError
-from uat.types import Metric
 
 NAN = math.nan
 pytestmark = pytest.mark.usefixtures("without_tensorboard")

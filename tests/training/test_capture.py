@@ -17,7 +17,9 @@ from torch import Tensor
 
 from uat.acting import rollout
 from uat.config import RunConfig, override
+from uat.contracts import Agent, Recording, Simulator
 from uat.domains import split_seed
+from uat.episode import Noise, Trajectory
 from uat.recipes import recipe
 from uat.runs import Run
 from uat.training import train
@@ -26,7 +28,6 @@ from uat.training.optimizing import set_rates
 from uat.training.playing import Player
 from uat.training.surroundings import seeded
 from uat.training.trainer import Trainer, build_policy
-from uat.types import Agent, Noise, Recording, Simulator, Trajectory
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

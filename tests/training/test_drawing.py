@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from uat.episode import Noise
 from uat.recipes import recipe
 from uat.training.playing import AHEAD, Player, apart, side_by_side
-from uat.types import Noise
 
 CPU, COUNT = torch.device("cpu"), 4
 

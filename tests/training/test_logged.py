@@ -18,15 +18,16 @@ from tests.training.test_trainer import Crash, crash_at, last_weights, numbers, 
 from uat.acting import Behaviour, choose, rollout
 from uat.config import RunConfig, TrainConfig, override
 from uat.domains import split_seed
+from uat.episode import Batch, Losses, Step, Trajectory
 from uat.methods import METHODS, Method, Phase, Policy
 from uat.nn.heads import build_head
 from uat.noise import gumbel
 from uat.runs import Run
+from uat.spec import Spec
 from uat.training import train
 from uat.training.optimizing import build_optimizer, rate_of
 from uat.training.playing import Player
 from uat.training.trainer import Trainer
-from uat.types import Batch, Losses, Spec, Step, Trajectory
 
 IDS = torch.arange(400)
 

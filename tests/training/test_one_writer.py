@@ -14,10 +14,10 @@ from tests.training.small_runs import Crash, crash_at, everything, numbers, tiny
 from uat.cli import main
 from uat.config import override
 from uat.lock import LockedError, locked
+from uat.paper.report.writing import write_report
+from uat.paper.studies import Reproduce, reproduce
 from uat.recipes import recipe
-from uat.report.writing import write_report
 from uat.runs import Run, load_policy
-from uat.studies import Reproduce, reproduce
 from uat.tensor_files import RunError
 from uat.training import train, train_together
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import uat
-from uat.studies.__main__ import main
+from uat.paper.studies.__main__ import main
 from uat.training.ranks import Ranks, joined
 
 SMALL = {

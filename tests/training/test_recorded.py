@@ -20,11 +20,11 @@ from uat.nn.heads import Head
 from uat.recipes import pairs, recipe
 from uat.runs import Run
 from uat.serving import Session
+from uat.spec import Discrete, Items, Spec
 from uat.training import train
 from uat.training.playing import Player
 from uat.training.progress import Progress
 from uat.training.trainer import Trainer, build_policy
-from uat.types import Discrete, Items, Spec
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from tests.training.small_runs import numbers, tiny
+from uat.episode import Noise, Trajectory
 from uat.training import rehearsal, train
 from uat.training.playing import Player
 from uat.training.rehearsal import compile_all, rehearse, written_down
-from uat.types import Noise, Trajectory
 
 pytest.importorskip("triton")
 import triton.language as tl

@@ -15,14 +15,14 @@ import torch
 import uat
 from tests.training.small_runs import TINY, Crash, crash_at, numbers, tiny
 from uat.cli import main
-from uat.evaluation.demo import demo
-from uat.evaluation.mechanism import kinetics_of
-from uat.evaluation.next_item import NextItemConfig, Sequences, learn
 from uat.methods.policy import Policy
+from uat.paper.demo import demo
+from uat.paper.mechanism import kinetics_of
+from uat.paper.next_item import NextItemConfig, Sequences, learn
+from uat.paper.studies import efficiency
+from uat.paper.studies.cells import Cell
+from uat.paper.studies.work import Reference, do
 from uat.runs import Run
-from uat.studies import efficiency
-from uat.studies.cells import Cell
-from uat.studies.work import Reference, do
 from uat.tensor_files import read_tensors
 from uat.threads import MOST, VARIABLE, ThreadsWarning, cpu_threads, thread_count
 from uat.training.checkpoint import STATE

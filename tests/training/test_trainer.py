@@ -30,14 +30,16 @@ from tests.training.small_runs import (
 )
 from uat.config import RunConfig, override
 from uat.domains.darkroom import DarkRoom
+from uat.episode import Batch, Losses, Step
 from uat.methods import METHODS, Method, Phase, Policy
 from uat.methods.uat import UAT
+from uat.metrics import Metric
 from uat.nn.heads import build_head
 from uat.runs import Run, load_policy
+from uat.spec import Spec
 from uat.tensor_files import read_tensors
 from uat.training import train
 from uat.training.trainer import sent
-from uat.types import Batch, Losses, Metric, Spec, Step
 
 pytestmark = pytest.mark.usefixtures("save_always")  # so that a kill can come after any checkpoint
 

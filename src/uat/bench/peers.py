@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from uat.bench.timing import Call
-from uat.types import Discrete, Spec, Vector
+from uat.spec import Discrete, Spec, Vector
 
 Peer = Callable[[Spec, Any, int, int, torch.device], Call | str]
 """From the decision problem, a backbone's config, batch, context and device to what is timed, or why nothing is."""

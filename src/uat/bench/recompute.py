@@ -11,8 +11,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from uat.episode import Batch, Step
 from uat.methods import Policy
-from uat.types import Batch, Step
 
 
 @dataclass(slots=True)

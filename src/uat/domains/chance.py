@@ -7,7 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from uat.types import Discrete, Spec, Step
+from uat.episode import Step
+from uat.spec import Discrete, Spec
 
 
 class UniformAgent:

@@ -8,8 +8,11 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
+from uat.contracts import Agent, Reader, Recording, Simulator
+from uat.episode import Trajectory
+from uat.metrics import Metric
 from uat.noise import derive
-from uat.types import Agent, Metric, Reader, Recording, Simulator, Spec, Trajectory
+from uat.spec import Spec
 
 Split = Literal["train", "validation", "test"]
 

@@ -32,29 +32,17 @@ import torch
 from torch import Tensor
 
 from uat.acting import look, rollout
+from uat.contracts import Agent, Reader, Recording, Simulator
 from uat.domains import split_seed
+from uat.episode import Batch, Step, Trajectory, episode_mean
 from uat.evaluation.intervals import interval
 from uat.evaluation.scores import CEILING
 from uat.noise import gumbel
 from uat.runs import Run, load_policy
 from uat.settings import Between, Seed, checked
+from uat.spec import Assets, Discrete, Items, Spec, Vector
 from uat.threads import cpu_threads
 from uat.training.surroundings import pick_device
-from uat.types import (
-    Agent,
-    Assets,
-    Batch,
-    Discrete,
-    Items,
-    Reader,
-    Recording,
-    Simulator,
-    Spec,
-    Step,
-    Trajectory,
-    Vector,
-    episode_mean,
-)
 
 CHANNELS = ("observation", "action", "reward")
 FEEDBACK = ("action", "reward")

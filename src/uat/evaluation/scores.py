@@ -14,6 +14,7 @@ from torch import Tensor
 from uat.config import RunConfig, to_json
 from uat.domains import DOMAINS, block_length, episode_count, split_seed, summarised
 from uat.evaluation.intervals import interval
+from uat.metrics import Score
 from uat.recipes import recipe
 from uat.runs import Run, load_policy
 from uat.settings import Episodes, checked
@@ -22,7 +23,6 @@ from uat.threads import cpu_threads
 from uat.training.checkpoint import standing_of
 from uat.training.playing import AT_ONCE, Player, play_all
 from uat.training.surroundings import current, pick_device, precision
-from uat.types import Score
 
 CEILING, EXPERT, RANDOM = "ceiling", "expert", "random"
 """The references' names in the column "method"."""

@@ -20,7 +20,7 @@ from uat.methods.sasrec import SASRec, SASRecConfig
 from uat.methods.tent import Tent, TentConfig
 from uat.methods.uat import UAT, UATConfig
 from uat.methods.vanilla import Vanilla, VanillaConfig
-from uat.types import Spec
+from uat.spec import Spec
 
 __all__ = ["METHODS", "Method", "Phase", "Policy", "training_name"]
 

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from uat.episode import Batch, Losses, Step
 from uat.methods.policy import Policy
 from uat.methods.vanilla import Vanilla, VanillaConfig
 from uat.nn.blocks import TransformerConfig
 from uat.nn.cache import KVCache
-from uat.types import Batch, Losses, Spec, Step
+from uat.spec import Spec
 
 
 @dataclass(slots=True)

@@ -20,12 +20,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from uat.episode import Batch, Step
 from uat.methods.policy import TransformerPolicy
 from uat.nn.blocks import Trace, Transformer, TransformerConfig
 from uat.nn.cache import KVCache
 from uat.nn.encoders import VectorEncoder, build_action_encoder
 from uat.nn.heads import build_head
-from uat.types import Batch, Spec, Step
+from uat.spec import Spec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

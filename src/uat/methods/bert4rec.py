@@ -34,6 +34,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from uat.clock import NO_ACTION
+from uat.episode import Batch, Losses, Step, masked_sum
 from uat.methods.policy import Policy
 from uat.methods.sasrec import start_small
 from uat.nn.bidirectional import BidirectionalTransformer
@@ -41,7 +43,7 @@ from uat.nn.blocks import BackboneConfig
 from uat.nn.heads import ItemHead, item_refusal
 from uat.noise import uniform
 from uat.settings import Share
-from uat.types import NO_ACTION, Batch, Losses, Spec, Step, masked_sum
+from uat.spec import Spec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

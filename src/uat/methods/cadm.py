@@ -44,10 +44,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from uat.acting import Behaviour
+from uat.clock import blank
+from uat.episode import Batch, Losses, Step, masked_sum
 from uat.methods.policy import Phase, Policy
 from uat.nn.ensemble import Ensemble, Units, gaussian_nll, laplace_nll
 from uat.settings import MOST_WIDTH, Amount, Between, Layers, Share, Steps, Width, check_fields
-from uat.types import Assets, Batch, Discrete, Items, Losses, Spec, Step, Vector, blank, masked_sum
+from uat.spec import Assets, Discrete, Items, Spec, Vector
 
 MOST_PLANS = 20_000
 """More are not compared at every step."""

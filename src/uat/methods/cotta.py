@@ -28,13 +28,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from uat.episode import Step
 from uat.methods.adapting import AdaptedState, Adapting, cross_entropy
 from uat.nn.blocks import TransformerConfig
 from uat.nn.cache import KVCache
 from uat.nn.shifted import Layout, ShiftedStep, layer_names
 from uat.noise import integers, uniform
 from uat.settings import Amount, Decay, Seed, Width
-from uat.types import Spec, Step
+from uat.spec import Spec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -43,11 +43,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from uat.acting import Behaviour
+from uat.episode import Batch, Losses, Step, masked_sum
 from uat.methods.policy import Phase, Policy
 from uat.methods.portfolio import FAR, masked, refusal, relatives, tradable
 from uat.nn.recurrent import LSTM, AdditiveAttention, Memory
 from uat.settings import Decay, Layers, Width, check_fields
-from uat.types import Assets, Batch, Losses, Spec, Step, masked_sum
+from uat.spec import Assets, Spec
 
 LITTLE = 40.0
 """How far below the others an asset counts that is not among the best."""

@@ -22,13 +22,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from uat.episode import Batch, Step
 from uat.methods.policy import Policy
 from uat.nn import kernels
 from uat.nn.blocks import BackboneConfig, Trace
 from uat.nn.gated import GatedTransformer, Memory, StreamState
 from uat.nn.heads import build_head
 from uat.settings import Number, Steps
-from uat.types import Batch, Spec, Step
+from uat.spec import Spec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -32,11 +32,13 @@ import torch
 from torch import Tensor, nn
 
 from uat.acting import Behaviour
+from uat.clock import blank
+from uat.episode import Batch, Losses, masked_sum
 from uat.methods.policy import Phase
 from uat.methods.vanilla import Vanilla, VanillaConfig
 from uat.nn.blocks import Transformer
 from uat.settings import Amount, Between, Inner, Share
-from uat.types import Batch, Discrete, Losses, Spec, blank, masked_sum
+from uat.spec import Discrete, Spec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

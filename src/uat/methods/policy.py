@@ -11,13 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from uat.acting import Behaviour, choose
+from uat.contracts import Answers
+from uat.episode import Batch, Losses, Noise, Step, Trajectory, masked_sum
 from uat.nn import kernels, structure
 from uat.nn.blocks import Trace, Transformer
 from uat.nn.cache import KVCache
 from uat.nn.heads import Head, HeadAnswers
 from uat.nn.utility import UtilityGates
 from uat.settings import Scale, check_fields, checked
-from uat.types import Answers, Batch, Losses, Noise, Spec, Step, Trajectory, masked_sum
+from uat.spec import Spec
 
 
 @dataclass(frozen=True, slots=True)

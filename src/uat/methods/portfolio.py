@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from uat.types import Assets, Batch, Spec, Weights
+from uat.episode import Batch
+from uat.spec import Assets, Spec, Weights
 
 RELATIVE = "relative"
 """The fact of a step that says what one unit of money in cash and each asset becomes."""

@@ -32,11 +32,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from uat.acting import Behaviour
+from uat.episode import Batch, Losses, Step, masked_sum
 from uat.methods.policy import Phase, Policy
 from uat.methods.portfolio import RELATIVE, masked, refusal, relatives, tradable
 from uat.nn.recurrent import LSTM, Memory
 from uat.settings import MOST_STEPS, Between, Inner, Width, check_fields
-from uat.types import Assets, Batch, Losses, Spec, Step, masked_sum
+from uat.spec import Assets, Spec
 
 KERNEL = 3
 """Days of the first convolution, as in Jiang et al."""

@@ -26,13 +26,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from uat.episode import Batch, Losses, Step, masked_sum
 from uat.methods.policy import Policy
 from uat.nn.blocks import Trace, Transformer, TransformerConfig
 from uat.nn.cache import KVCache
 from uat.nn.heads import ItemHead, item_refusal
 from uat.noise import integers
 from uat.settings import MOST_COUNT, Between
-from uat.types import Batch, Losses, Spec, Step, masked_sum
+from uat.spec import Spec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

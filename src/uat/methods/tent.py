@@ -21,11 +21,12 @@ from functools import reduce
 import torch
 from torch import Tensor
 
+from uat.episode import Step
 from uat.methods.adapting import AdaptedState, Adapting, entropy
 from uat.nn.blocks import TransformerConfig
 from uat.nn.shifted import Layout, ShiftedStep, norm_names
 from uat.settings import Amount
-from uat.types import Spec, Step
+from uat.spec import Spec
 
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
 """Adam's, as in the paper's code."""

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from uat.acting import choose
+from uat.episode import Batch, Noise, Step, Trajectory
 from uat.methods.policy import TransformerPolicy
 from uat.nn import kernels
 from uat.nn.blocks import Trace, Transformer, TransformerConfig
@@ -28,7 +29,7 @@ from uat.nn.cache import KVCache
 from uat.nn.heads import build_head
 from uat.nn.utility import Channels, UtilityEncoder, UtilityGates
 from uat.settings import Decay, Width
-from uat.types import Batch, Noise, Spec, Step, Trajectory
+from uat.spec import Spec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,7 @@ from uat.nn.cache import KVCache, Window
 from uat.nn.encoders import build_observation_encoder
 from uat.nn.utility import Channels, Gates, UtilityGates
 from uat.settings import Decay, Layers, Steps, Width, check_fields
-from uat.types import Spec
+from uat.spec import Spec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

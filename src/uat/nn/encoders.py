@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from uat.types import Assets, Discrete, Items, Spec, Vector
+from uat.spec import Assets, Discrete, Items, Spec, Vector
 
 
 class IdEmbedding(nn.Module):

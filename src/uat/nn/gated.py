@@ -21,7 +21,7 @@ from uat.nn.cache import RollingCache
 from uat.nn.dropout import Dropout
 from uat.nn.encoders import build_observation_encoder
 from uat.nn.relative import RelativeAttention, encode_distances
-from uat.types import Spec
+from uat.spec import Spec
 
 Memory = tuple[Tensor, ...]
 """The input of each layer in the latest steps, one (B, up to M, D) per layer. No gradient flows into it."""

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from uat.nn import vocabulary
-from uat.types import Discrete, Items, Spec
+from uat.spec import Discrete, Items, Spec
 
 
 class Head(nn.Module, ABC):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from uat.nn.encoders import ZeroMap, build_action_encoder
-from uat.types import Spec
+from uat.spec import Spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from uat.checks import Array, check_actions, check_mask, check_observations, check_rewards, most_reward
-from uat.types import Assets, Discrete, Items, Spec, Vector
+from uat.spec import Assets, Discrete, Items, Spec, Vector
 
 Values = NDArray[Any]
 FLOAT32, FLOAT64, INT64, BOOL = (np.dtype(name) for name in ("float32", "float64", "int64", "bool"))

@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from uat.episode import Step
 from uat.methods.policy import TransformerPolicy
-from uat.types import Assets, Items, Spec, Step, Vector
+from uat.spec import Assets, Items, Spec, Vector
 
 
 class FusedStep:

@@ -19,6 +19,8 @@ from torch import Tensor
 
 from uat.acting import choose
 from uat.checks import Array, as_tensor
+from uat.contracts import Agent
+from uat.episode import Step
 from uat.methods import Policy
 from uat.methods.policy import TransformerPolicy
 from uat.methods.uat import UAT
@@ -27,9 +29,9 @@ from uat.nn.kernels.cpu_step import CPUStep
 from uat.serving.entrance import Entrance, Values
 from uat.serving.fused import FusedStep
 from uat.settings import Count, Steps, checked, shown
+from uat.spec import Discrete
 from uat.tensor_files import first_not_finite
 from uat.threads import cpu_threads, thread_count
-from uat.types import Agent, Discrete, Step
 
 FAST_STREAMS = 8
 """Up to here a CPU's fast step, one stream after the other, beats the cached one, which takes all at once."""

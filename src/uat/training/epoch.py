@@ -16,6 +16,7 @@ from torch import Tensor
 
 from uat.config import RunConfig
 from uat.domains import split_seed
+from uat.episode import Trajectory
 from uat.methods import Phase, Policy
 from uat.noise import derive, integers
 from uat.training.capture import Captured, InTurn, captured_or_none
@@ -24,7 +25,6 @@ from uat.training.optimizing import optimize, set_rates
 from uat.training.playing import Player
 from uat.training.ranks import ALONE, Ranks
 from uat.training.rehearsal import rehearse
-from uat.types import Trajectory
 
 
 class Epoch:

@@ -10,7 +10,7 @@ from uat.config import RunConfig
 from uat.memory import check_fits
 from uat.methods import METHODS
 from uat.runs import empty_policy
-from uat.types import Assets, Items, Spec, Weights
+from uat.spec import Assets, Items, Spec, Weights
 
 COPIES = 4
 """Of every weight: itself, its gradient, and the two moments of the optimizer."""

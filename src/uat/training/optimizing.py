@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from uat.config import TrainConfig
+from uat.episode import Batch
 from uat.methods import Phase, Policy
 from uat.nn import kernels
 from uat.training.ranks import ALONE, Ranks
-from uat.types import Batch
 
 
 def build_optimizer(policy: Policy, config: TrainConfig) -> torch.optim.Adam:

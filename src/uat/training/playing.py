@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from uat.acting import Behaviour, rollout
+from uat.contracts import Agent, Reader, Recording, Simulator
+from uat.episode import Noise, Trajectory
 from uat.methods import Policy
 from uat.noise import gumbel
+from uat.spec import Discrete
 from uat.training.capture import Captured, captured_or_none
-from uat.types import Agent, Discrete, Noise, Reader, Recording, Simulator, Trajectory
 
 AHEAD, MOST_BYTES = 32, 32 * 2**20
 """Batches whose noise is drawn at once on CUDA, and the memory that may be kept for it; drawing takes some more."""

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 from uat.config import RunConfig, to_json
+from uat.contracts import Recording
 from uat.domains import Domain, episode_count, split_seed, summarised
 from uat.files import check_path
 from uat.methods import METHODS, Phase, Policy, training_name
+from uat.metrics import Metric
 from uat.noise import derive
 from uat.runs import Run, first_difference
 from uat.settings import checked
@@ -33,7 +35,6 @@ from uat.training.playing import AT_ONCE, Player, play_all
 from uat.training.progress import Progress
 from uat.training.ranks import ALONE, Ranks, joined, own_folder
 from uat.training.surroundings import current, pick_device, precision, seeded
-from uat.types import Metric, Recording
 
 ShowProgress = Callable[[str, int], Progress]
 """From a label and the number of epochs to something that shows them pass."""

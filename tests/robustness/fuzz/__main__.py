@@ -20,7 +20,7 @@ from tests.robustness.fuzz.data_files import DataFiles
 from tests.robustness.fuzz.entrances import Entrances
 from tests.robustness.fuzz.result_folders import ResultFolders
 from tests.robustness.fuzz.run_folders import RunFolders
-from uat.report.writing import write_report
+from uat.paper.report.writing import write_report
 
 FAMILIES: tuple[type[Family], ...] = (Commands, RunFolders, ResultFolders, DataFiles, Entrances)
 

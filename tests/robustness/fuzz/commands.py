@@ -15,7 +15,7 @@ from tests.robustness.fuzz.hostile import WORDS, damage_file
 from tests.robustness.fuzz.run_folders import TINY, shown, tiny
 from tests.robustness.fuzz.verdict import Input, Said, ask_command, first_odd_number
 from uat.config import PRESETS, setting_names
-from uat.studies.grids import STUDIES
+from uat.paper.studies.grids import STUDIES
 
 Argv = list[str]
 LONG_BUT_RIGHT = ("train.epochs", "train.patience", "train.validate_every", "train.warmup")

@@ -26,7 +26,7 @@ from uat.domains.markets import Markets, MarketsConfig
 from uat.domains.movielens import MovieLens, MovieLensConfig
 from uat.domains.sepsis.cohort import KEY
 from uat.domains.sepsis.cohort import load as load_cohort
-from uat.evaluation.next_item import Sequences
+from uat.paper.next_item import Sequences
 
 HEADERS = (
     *("{'descr': '<f8', 'fortran_order': False, 'shape': (10**9,)}", "{'descr': '|O', 'shape': (1,)}", "[" * 5000),

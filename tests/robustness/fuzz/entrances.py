@@ -19,7 +19,7 @@ from tests.robustness.fuzz.run_folders import tiny
 from tests.robustness.fuzz.verdict import Input, Verdict, ask
 from uat.config import setting_names
 from uat.evaluation.auditing import audit_run
-from uat.types import Assets, Discrete, Items, Spec, Vector, Weights
+from uat.spec import Assets, Discrete, Items, Spec, Vector, Weights
 
 METHODS = [name for name in uat.METHODS if name not in ("cadm", "deeptrader", "sarl", "iql")]
 

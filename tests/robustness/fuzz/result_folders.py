@@ -12,12 +12,12 @@ from typing import Any
 
 from tests.robustness.fuzz.hostile import damage_file
 from tests.robustness.fuzz.verdict import Input, ask, ask_command
-from uat.report import writing
-from uat.report.figures import DRAWINGS
-from uat.report.rows import Rows
-from uat.studies.files import PAIR_KEY, SCORE_KEY, SUMMARY_KEY, Results
-from uat.studies.grids import STUDIES
-from uat.studies.probes import seen
+from uat.paper.report import writing
+from uat.paper.report.figures import DRAWINGS
+from uat.paper.report.rows import Rows
+from uat.paper.studies.files import PAIR_KEY, SCORE_KEY, SUMMARY_KEY, Results
+from uat.paper.studies.grids import STUDIES
+from uat.paper.studies.probes import seen
 
 COMMITTED = Path(__file__).parents[3] / "results" / "paper"
 MOST = 30

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from uat.data.movielens.log import Log
+from uat.episode import TensorFields
 from uat.noise import derive, uniform
-from uat.types import TensorFields
 
 Split = Literal["train", "validation", "test"]
 SHARES: dict[Split, float] = {"train": 0.8, "validation": 0.1, "test": 0.1}

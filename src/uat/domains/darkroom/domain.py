@@ -11,11 +11,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from uat.contracts import Agent
 from uat.domains.chance import UniformAgent
 from uat.domains.darkroom.filter import DarkRoomFilter
 from uat.domains.darkroom.world import MANY_WORLDS, DarkRoomConfig, DarkRoomSimulator, Grid
 from uat.domains.domain import Split
-from uat.types import Agent, Metric, Trajectory, episode_mean
+from uat.episode import Trajectory, episode_mean
+from uat.metrics import Metric
 
 
 class DarkRoom:

@@ -22,7 +22,7 @@ from torch.nn.functional import one_hot
 
 from uat.domains.darkroom import schedule
 from uat.domains.darkroom.world import CUE_CHANCE, CUE_REACH, MOVES, DarkRoomConfig, Grid
-from uat.types import Step, TensorFields
+from uat.episode import Step, TensorFields
 
 REWARD_TOLERANCE = 1e-3
 

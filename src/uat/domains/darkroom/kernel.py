@@ -14,8 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from uat.contracts import Inside
 from uat.domains.darkroom import world as rules
-from uat.types import Inside, Noise, Trajectory
+from uat.episode import Noise, Trajectory
 
 if TYPE_CHECKING:
     from uat.domains.darkroom.world import DarkRoomSimulator, Grid

@@ -18,11 +18,13 @@ import torch
 from torch import Tensor
 
 from uat.compiling import compiles
+from uat.contracts import Inside
 from uat.domains.darkroom.schedule import Schedule, goals
+from uat.episode import Noise, TensorFields
 from uat.memory import check_fits
 from uat.noise import integers, uniform
 from uat.settings import Between, Steps, check_fields
-from uat.types import Discrete, Inside, Noise, Spec, TensorFields, Vector
+from uat.spec import Discrete, Spec, Vector
 
 TieBreak = Literal["larger-axis", "row-first", "random"]
 

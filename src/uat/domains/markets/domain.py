@@ -11,11 +11,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from uat.contracts import Agent
 from uat.domains.domain import Split
 from uat.domains.markets.performance import cagr, max_drawdown, sharpe, volatility
 from uat.domains.markets.tables import load, names, windows
 from uat.domains.markets.world import MarketsConfig, MarketsSimulator, traded
-from uat.types import Agent, Metric, Step, Trajectory
+from uat.episode import Step, Trajectory
+from uat.metrics import Metric
 
 PERFORMANCE: dict[str, tuple[str, bool, Callable[[Tensor], Tensor]]] = {
     "sharpe": ("Sharpe ratio", True, sharpe),

@@ -22,9 +22,9 @@ from uat.data.markets.bars import Bars, market_files
 from uat.data.markets.features import Market, Protocol, prepare
 from uat.data.markets.panel import align
 from uat.data.markets.synthetic import SIZES, Size, generate
+from uat.episode import TensorFields
 from uat.files import FileError
 from uat.memory import check_fits
-from uat.types import TensorFields
 
 Suspensions = Literal["common", "mask"]
 

@@ -31,9 +31,10 @@ from uat.data.markets.features import Protocol
 from uat.data.markets.indicators import NAMES
 from uat.domains.domain import Split
 from uat.domains.markets.tables import Suspensions, Tables, Windows, build, grown, load, windows
+from uat.episode import Noise
 from uat.noise import uniform
 from uat.settings import MOST_STEPS, Between, Decay, Delay, Inner, Scale, Steps, Width, check_fields
-from uat.types import Assets, Noise, Spec, Weights
+from uat.spec import Assets, Spec, Weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

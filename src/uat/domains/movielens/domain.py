@@ -10,11 +10,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from uat.contracts import Reader
 from uat.data.movielens.windows import Split
 from uat.domains.movielens.episodes import Episodes, MovieLensConfig, windows_of
 from uat.domains.movielens.references import Believer, filtered, ignorant, indifferent, told
 from uat.domains.movielens.regime import Catalogue, RegimeLaw
-from uat.types import Metric, Reader, Trajectory
+from uat.episode import Trajectory
+from uat.metrics import Metric
 
 REGIMES = ("action", "comedy", "drama", "thriller")
 """The groups of genres by the first of each; see `uat.data.movielens.genres`."""

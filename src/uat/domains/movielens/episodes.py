@@ -27,13 +27,15 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from uat.contracts import Answers
 from uat.data.movielens import Log, SyntheticConfig, load, synthetic
 from uat.data.movielens.windows import SHARES, Split, Windows, split_users, windows
 from uat.domains.movielens.ranking import Ranking, drawn, ranks
 from uat.domains.movielens.regime import Catalogue, RegimeLaw, rewards
+from uat.episode import Noise, Trajectory
 from uat.noise import integers
 from uat.settings import MOST_COUNT, Between, Count, Delay, Steps, check_fields
-from uat.types import Answers, Discrete, Items, Noise, Spec, Trajectory
+from uat.spec import Discrete, Items, Spec
 
 AT_ONCE = 1 << 22
 """Scores that may exist at one time when all items are ranked."""

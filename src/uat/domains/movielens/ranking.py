@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from uat.types import TensorFields
+from uat.episode import TensorFields
 
 CUTOFFS = (10, 20)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from uat.domains.movielens.filter import posterior
 from uat.domains.movielens.regime import Catalogue, RegimeLaw
-from uat.types import Batch
+from uat.episode import Batch
 
 Belief = Callable[[Batch, Catalogue], Tensor]
 """(B, G) what is thought of the regime at the last step."""

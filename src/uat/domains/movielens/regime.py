@@ -17,9 +17,9 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from uat.episode import TensorFields
 from uat.noise import integers, uniform
 from uat.settings import MOST_WIDTH, Between, Steps, check_fields
-from uat.types import TensorFields
 
 MISS = -0.2
 """Reward of an item that is not of the regime's group."""

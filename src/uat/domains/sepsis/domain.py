@@ -12,13 +12,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from uat.contracts import Agent
 from uat.domains.chance import UniformAgent
 from uat.domains.domain import Split
 from uat.domains.sepsis.cohort import prepare
 from uat.domains.sepsis.filter import HazardFilter, SegmentFilter
 from uat.domains.sepsis.treatment import REGIMES
 from uat.domains.sepsis.world import SepsisConfig, SepsisSimulator
-from uat.types import Agent, Metric, Trajectory
+from uat.episode import Trajectory
+from uat.metrics import Metric
 
 POST_SHIFT_STEPS = 5
 """Steps of each new regime that count as post-shift."""

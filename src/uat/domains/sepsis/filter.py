@@ -22,7 +22,7 @@ from torch.nn.functional import one_hot
 from uat.domains.sepsis.schedule import NUM_REGIMES
 from uat.domains.sepsis.treatment import ACTIONS, EXPERT, Physiology
 from uat.domains.sepsis.world import SepsisConfig
-from uat.types import Step, TensorFields
+from uat.episode import Step, TensorFields
 
 
 @dataclass(slots=True, kw_only=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from uat.domains.sepsis.domain import since_shift
-from uat.types import Trajectory
+from uat.episode import Trajectory
 
 BEFORE, AFTER = 10, 15
 """Steps before and after a shift that are looked at."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from uat.types import TensorFields
+from uat.episode import TensorFields
 
 ACTIONS: tuple[tuple[float, float], ...] = ((0.17, 0.1), (0.17, 0.5), (0.83, 0.2), (0.17, 0.9), (0.83, 0.8))
 """Vasopressor and fluid level of each action on [0, 1], by intensity: k-means on the 4 x 6 grid of levels."""

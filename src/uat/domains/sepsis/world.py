@@ -19,9 +19,10 @@ from uat.compiling import compiles
 from uat.domains.sepsis.cohort import NUM_COMPONENTS, Cohort
 from uat.domains.sepsis.schedule import SegmentLaw
 from uat.domains.sepsis.treatment import ACTIONS, EXPERT, LACTATE, SOFA, Physiology, to_state, to_z
+from uat.episode import Noise
 from uat.noise import integers, uniform
 from uat.settings import Amount, Between, Scale, Steps, check_fields
-from uat.types import Discrete, Noise, Spec, Vector
+from uat.spec import Discrete, Spec, Vector
 
 SOFA_WEIGHT, LACTATE_WEIGHT = 0.1, 0.05
 """Reward per unit of improvement."""

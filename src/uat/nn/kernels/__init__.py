@@ -11,11 +11,13 @@ from torch import Tensor
 from uat.compiling import compiles, shared_memory
 
 if TYPE_CHECKING:
+    from uat.contracts import Inside
+    from uat.episode import Batch, Step
     from uat.nn.blocks import Transformer
     from uat.nn.cache import KVCache
     from uat.nn.heads import Head
     from uat.nn.utility import UtilityGates
-    from uat.types import Batch, Inside, Spec, Step
+    from uat.spec import Spec
 
 
 def unfit(backbone: Transformer, utility: UtilityGates | None) -> str | None:

@@ -37,12 +37,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from uat.episode import Step
 from uat.nn.attention import UtilityAffine
 from uat.nn.blocks import Block, Transformer
 from uat.nn.encoders import IdEmbedding, VectorEncoder, ZeroMap
 from uat.nn.heads import Head
 from uat.nn.utility import UtilityEncoder, UtilityGates
-from uat.types import Step
 
 Floats = NDArray[Any]
 DTYPES = {torch.float32: np.float32, torch.float64: np.float64}

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from uat.episode import Batch
 from uat.nn.blocks import Transformer
 from uat.nn.encoders import VectorEncoder
 from uat.nn.kernels.triton_outer import added
@@ -33,7 +34,6 @@ from uat.nn.kernels.triton_parts import (
 )
 from uat.nn.kernels.triton_step import products
 from uat.nn.kernels.whole import room
-from uat.types import Batch
 
 ROWS = 32
 """Rows, or steps of an episode, that a program goes through at a time."""

@@ -18,12 +18,12 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from uat.clock import NO_ACTION
 from uat.nn.kernels.triton_outer import added
 from uat.nn.kernels.triton_parts import enlarged, exp2, read, tanh, times, times_loaded, times_some, write
 from uat.nn.kernels.triton_step import products, rounding
 from uat.nn.kernels.whole import feedback, room
 from uat.nn.utility import UtilityGates
-from uat.types import NO_ACTION
 
 MOST_ACTIONS = 64
 

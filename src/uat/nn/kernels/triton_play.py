@@ -20,6 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from uat.contracts import Inside
+from uat.episode import Step
 from uat.nn.blocks import Transformer
 from uat.nn.encoders import VectorEncoder
 from uat.nn.heads import DiscreteHead, Head
@@ -41,7 +43,7 @@ from uat.nn.kernels.triton_acting import (
 from uat.nn.kernels.triton_parts import fetched_some, put_wide, shares
 from uat.nn.kernels.triton_step import WIDEST, Packed, arguments, at_once, observed, pack, served, told
 from uat.nn.utility import UtilityGates
-from uat.types import Inside, Spec, Step, Vector
+from uat.spec import Spec, Vector
 
 PREFERRED_SHARED_MEMORY = 9
 """CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, of CUDA's driver: the share of it, in percent."""

@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from uat.episode import Step
 from uat.nn.blocks import Transformer
 from uat.nn.cache import KVCache
 from uat.nn.encoders import IdEmbedding, VectorEncoder
@@ -43,7 +44,6 @@ from uat.nn.kernels.triton_pack import Packed, fused_pack
 from uat.nn.kernels.triton_parts import shares
 from uat.nn.kernels.whole import hidden_units, power_of_two, room
 from uat.nn.utility import UtilityGates
-from uat.types import Step
 
 ROWS, MOST_ROWS = 16, 32
 """Least rows of a matrix product on tensor cores, and most that a program has registers for; a stream has a row for

@@ -7,6 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from uat.episode import Batch
 from uat.nn.blocks import Block, Transformer
 from uat.nn.encoders import VectorEncoder
 from uat.nn.kernels.triton_attend import LONGEST
@@ -15,7 +16,6 @@ from uat.nn.kernels.triton_embed import embeds, fused_embed
 from uat.nn.kernels.triton_ends import fused_linear, fused_norm
 from uat.nn.kernels.triton_gates import fused_gates, gates_fit
 from uat.nn.utility import UtilityGates
-from uat.types import Batch
 
 
 def unfit(backbone: Transformer, steps: int) -> str | None:

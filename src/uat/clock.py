@@ -1,0 +1,125 @@
+"""The one clock: which action and reward a policy knows at each step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from uat.compiling import compiles
+from uat.episode import Batch, Step, Trajectory
+
+NO_ACTION = -1
+"""The id of "no action yet"; its embedding is exactly zero."""
+
+
+def shift(x_BT: Tensor, lag: int) -> Tensor:
+    """What x was `lag` steps before each t; nothing (id -1, or zero) before the start."""
+    before = torch.full_like(x_BT[:, :lag], nothing(x_BT))
+    return torch.cat([before, x_BT], dim=1)[:, : x_BT.shape[1]]
+
+
+def blank(x_BT: Tensor, valid_BT: Tensor) -> Tensor:
+    """Nothing where a step is padding."""
+    return torch.where(valid_BT.view(*valid_BT.shape, *[1] * (x_BT.dim() - 2)), x_BT, nothing(x_BT))
+
+
+def nothing(x_BT: Tensor) -> int:
+    """The value that stands for "none": -1 among ids (B, T), 0 among numbers and vectors."""
+    return 0 if x_BT.is_floating_point() or x_BT.dim() > 2 else NO_ACTION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """The only place where feedback is shifted, delayed and scaled.
+
+    `batch` serves training and `begin` serves acting; a test holds them equal.
+    """
+
+    reward_lag: int = 1
+    reward_scale: float = 1.0
+    extras: tuple[str, ...] = ()
+    """Facts that methods may know."""
+
+    def batch(self, trajectory: Trajectory) -> Batch:
+        """Padding may hold anything; a policy finds nothing there."""
+        valid = trajectory.valid
+        action = trajectory.action if trajectory.told_action is None else trajectory.told_action
+        reward_BT = _numbers(trajectory.reward if trajectory.told_reward is None else trajectory.told_reward)
+        obs, prev_action, prev_reward = self._tell(trajectory.obs, action, reward_BT, valid)
+        return Batch(
+            obs=obs,
+            prev_action=prev_action,
+            prev_reward=prev_reward,
+            target=trajectory.target,
+            valid=valid,
+            allowed=trajectory.allowed,
+            extras={name: trajectory.facts[name] for name in self.extras},
+            happened=trajectory,
+        )
+
+    def _tell(self, obs: Tensor, action: Tensor, reward_BT: Tensor, valid_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What is told at every step: the observation, the previous action, and the reward that has arrived."""
+        if not _fusible(obs, action, reward_BT, valid_BT):
+            return self._told(obs, action, reward_BT, valid_BT)
+        from uat.clock_kernel import fused_told
+
+        lag, scale, none = self.reward_lag, self.reward_scale, (nothing(obs), nothing(action))
+        return fused_told(obs, action, reward_BT, valid_BT, lag=lag, scale=scale, none=none)
+
+    def _told(self, obs: Tensor, action: Tensor, reward_BT: Tensor, valid_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The slow twin of `clock_kernel.fused_told`."""
+        prev_action, prev_reward_BT = shift(action, 1), shift(reward_BT, self.reward_lag)
+        return blank(obs, valid_BT), blank(prev_action, valid_BT), blank(prev_reward_BT, valid_BT) * self.reward_scale
+
+    def earned(self, trajectory: Trajectory) -> Tensor:
+        """(B, T) what each step earned, scaled as policies are told of it: for losses that learn from rewards."""
+        return blank(_numbers(trajectory.reward), trajectory.valid) * self.reward_scale
+
+    def begin(self, no_action_B: Tensor) -> History:
+        """The feedback of B episodes that start now."""
+        no_reward_B = torch.zeros(no_action_B.shape[0], device=no_action_B.device)
+        return History(clock=self, actions=[no_action_B], rewards=[no_reward_B] * self.reward_lag)
+
+
+def _numbers(reward_BT: Tensor) -> Tensor:
+    """Clicks and counts are numbers, not ids."""
+    return reward_BT if reward_BT.is_floating_point() else reward_BT.float()
+
+
+def _fusible(obs: Tensor, action: Tensor, reward_BT: Tensor, valid_BT: Tensor) -> bool:
+    """Whether one launch can tell of these: on a GPU, actions that are ids, plain types, no gradients."""
+    return (
+        compiles(obs.device)
+        and obs.dtype in (torch.float32, torch.int64)
+        and (action.dtype, reward_BT.dtype, valid_BT.dtype) == (torch.int64, torch.float32, torch.bool)
+        and obs.shape[:2] == action.shape == reward_BT.shape == valid_BT.shape
+        and all(x.device == obs.device and not x.requires_grad for x in (obs, action, reward_BT, valid_BT))
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class History:
+    """Feedback as it comes in, told when the clock says so. Entry t of each list is what step t is told."""
+
+    clock: Clock
+    actions: list[Tensor]
+    rewards: list[Tensor]
+    starts: tuple[Tensor, Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        never_B = torch.zeros_like(self.actions[0].reshape(len(self.actions[0]), -1)[:, 0], dtype=torch.bool)
+        self.starts = (~never_B, never_B)
+
+    def step(self, obs: Tensor, allowed: Tensor | None = None) -> Step:
+        """What is known now."""
+        t = len(self.actions) - 1
+        told = {"prev_action": self.actions[t], "prev_reward": self.rewards[t]}
+        return Step(obs=obs, first=self.starts[min(t, 1)], allowed=allowed, **told)
+
+    def add(self, action: Tensor, reward_B: Tensor) -> None:
+        """What was done now, and what it earned, as policies are told."""
+        scale = self.clock.reward_scale
+        self.actions.append(action)
+        self.rewards.append(reward_B if scale == 1 else reward_B * scale)

@@ -1,0 +1,120 @@
+"""What travels between methods and domains: steps, episodes, batches, and sums over their real steps.
+
+Axes, one letter each through the whole library:
+  B batch or stream   T time   S cached steps   D width   H heads   E head size   L layers
+  U utility width     O observation   A actions   N assets or items   G goals or groups
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+Noise = dict[str, Tensor]
+"""All the randomness of some episodes, as tensors whose first axis is the episode."""
+Losses = dict[str, tuple[Tensor, Tensor]]
+"""Named (sum, count) pairs, so that masks, ranks and micro-batches add up exactly."""
+
+
+class TensorFields:
+    """A dataclass of tensors, dictionaries of tensors and None, moved and sliced as one."""
+
+    def map(self, f: Callable[[Tensor], Tensor]) -> Self:
+        def apply(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return f(value)
+            if isinstance(value, TensorFields):
+                return value.map(f)
+            return {k: f(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+        return replace(self, **{item.name: apply(getattr(self, item.name)) for item in fields(self)})  # pyright: ignore[reportArgumentType]
+
+    def to(self, device: torch.device | str) -> Self:
+        return self.map(lambda x: x.to(device))
+
+
+@dataclass(slots=True, kw_only=True)
+class Step(TensorFields):
+    """What B streams may know at one moment."""
+
+    obs: Tensor
+    prev_action: Tensor
+    prev_reward: Tensor
+    first: Tensor
+    """(B,) True where the stream starts anew with this very observation."""
+    allowed: Tensor | None = None
+    """(B, A) True where the action may be taken; None: all may."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Trajectory(TensorFields):
+    """B episodes as they happened, unshifted: action[t] was chosen after obs[t] and earned reward[t]."""
+
+    obs: Tensor
+    action: Tensor
+    reward: Tensor
+    done: Tensor
+    target: Tensor
+    """The expert's action: ids (B, T), or weights (B, T, A)."""
+    valid: Tensor
+    """(B, T) True for real steps, False for padding."""
+    allowed: Tensor | None = None
+    facts: dict[str, Tensor] = field(default_factory=dict)
+    """What metrics need to know of each step; hidden from methods unless the spec names it among its extras."""
+    told_action: Tensor | None = None
+    """What the feedback channel says in place of `action`; None: the truth."""
+    told_reward: Tensor | None = None
+    """What the feedback channel carries in place of `reward`, before the clock shifts it; None: the truth."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Batch(TensorFields):
+    """What a policy may know of B episodes at every step, and what it should answer. Made by the clock alone."""
+
+    obs: Tensor
+    prev_action: Tensor
+    prev_reward: Tensor
+    target: Tensor
+    valid: Tensor
+    allowed: Tensor | None = None
+    start: Tensor | None = None
+    """(B,) position of the first step in the policy's table; None: 0."""
+    extras: dict[str, Tensor] = field(default_factory=dict)
+    """Facts that the spec shows to methods."""
+    happened: Trajectory | None = None
+    """The episodes themselves, for losses that need actions, rewards or ends. Deciding never looks at them."""
+
+    def step(self, t: int) -> Step:
+        """What streams that begin with these episodes are told at t."""
+        return Step(
+            obs=self.obs[:, t],
+            prev_action=self.prev_action[:, t],
+            prev_reward=self.prev_reward[:, t],
+            first=torch.full((len(self.obs),), t == 0, device=self.obs.device),
+            allowed=None if self.allowed is None else self.allowed[:, t],
+        )
+
+    @property
+    def last_B(self) -> Tensor:
+        """The last real step of each episode."""
+        return self.valid.sum(1) - 1
+
+
+def masked_sum(x: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum over real steps, and how many there are. Padding may hold anything, even NaN."""
+    return torch.where(valid, x, 0.0).sum(), valid.sum()
+
+
+def masked_mean(x: Tensor, valid: Tensor) -> Tensor:
+    """Mean over real steps only; padding changes neither the sum nor the count."""
+    total, count = masked_sum(x, valid)
+    return total / count.clamp_min(1)
+
+
+def episode_mean(x_BT: Tensor, valid_BT: Tensor) -> Tensor:
+    """Mean over the real steps of each episode."""
+    return torch.where(valid_BT, x_BT, 0.0).sum(1) / valid_BT.sum(1).clamp_min(1)

@@ -1,0 +1,111 @@
+"""How far the gates open, by the regime that a domain names; markets, whose regimes are told afterwards: `markets.py`.
+
+‖ρ_t‖ is the norm of the regime gate of a step, over all heads, and ‖g_t‖ that of a layer's token gate.
+
+Axes: L layers, B episodes, T time, D width.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from uat.domains import episode_count, split_seed
+from uat.episode import Batch, Trajectory
+from uat.evaluation.intervals import interval
+from uat.methods import Policy
+from uat.methods.policy import TransformerPolicy
+from uat.nn.utility import UtilityGates
+from uat.runs import Run, load_policy
+from uat.threads import cpu_threads
+from uat.training.playing import Player
+from uat.training.surroundings import pick_device, precision
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+AT_ONCE = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateNorms:
+    rho_BT: Floats
+    g_LBT: Floats
+
+
+def gates_in(policy: Policy) -> UtilityGates | None:
+    """What turns feedback into gates, where the policy has it."""
+    return policy.gates if isinstance(policy, TransformerPolicy) else None
+
+
+@torch.no_grad()
+def gate_norms(policy: Policy, batch: Batch) -> GateNorms:
+    """‖ρ_t‖ and ‖g_t‖ of every layer, at every step."""
+    utility = gates_in(policy)
+    if utility is None:
+        raise ValueError(f"{type(policy).__name__} has no gates")
+    gates = utility(batch.prev_action, batch.prev_reward)
+    g_LBT = torch.stack(gates.g).norm(dim=-1)
+    return GateNorms(rho_BT=gates.rho.norm(dim=-1).double().cpu().numpy(), g_LBT=g_LBT.double().cpu().numpy())
+
+
+def gates_by_regime(
+    norm_BT: Floats, regime_BT: Ints, valid_BT: NDArray[np.bool_], names: Sequence[str], *, block: float = 1.0
+) -> list[dict[str, Any]]:
+    """A row per regime: the mean norm over its steps in each episode, and over episodes, with a 95 % interval."""
+    rows = []
+    for r, name in enumerate(names):
+        here_BT = (regime_BT == r) & valid_BT
+        count_B = here_BT.sum(1)
+        mean_B = np.where(count_B, np.where(here_BT, norm_BT, 0).sum(1) / np.maximum(count_B, 1), np.nan)
+        rows.append({"regime": name, **_mean(mean_B, block)})
+    return rows
+
+
+@cpu_threads()
+def gates_of(
+    run: Run, names: Sequence[str], *, episodes: int = 64, device: torch.device | str | None = None
+) -> list[dict[str, Any]]:
+    """‖ρ_t‖ by the regime that the domain's facts name, in the run's first test episodes."""
+    norms, regimes, real = [], [], []
+    for trajectory, policy in played(run, episodes, device):
+        if "regime" not in trajectory.facts:
+            raise ValueError(f"{run.path}: {run.config.domain_name} does not say its regimes step by step")
+        norms.append(gate_norms(policy, policy.spec.clock.batch(trajectory)).rho_BT)
+        regimes.append(trajectory.facts["regime"].cpu().numpy())
+        real.append(trajectory.valid.cpu().numpy())
+    head = {"domain": run.config.domain_name, "method": run.config.method_name, "seed": run.config.seed}
+    rows = gates_by_regime(np.concatenate(norms), np.concatenate(regimes), np.concatenate(real), names)
+    return [{**head, "quantity": "rho_norm", **row} for row in rows]
+
+
+# ---------------------------------------------------------------- playing
+
+
+def played(run: Run, episodes: int | None, device: torch.device | str | None) -> Iterator[tuple[Trajectory, Policy]]:
+    """So many test episodes of a run (None: what its config says, or all that there are), played greedily in parts."""
+    chosen, domain = pick_device(device), run.config.build_domain()
+    policy = load_policy(run.path).to(chosen)
+    player = Player(policy, domain.simulator("test", chosen), device=chosen, sampled=policy.sampled)
+    count = episode_count(domain, "test", episodes or run.config.evaluation.episodes)
+    at_once = min(AT_ONCE, count)
+    with contextlib.closing(player):
+        for begin in range(0, count, at_once):
+            with precision(run.config.train.precision):
+                found = player.play(torch.arange(begin, begin + at_once), split_seed("test", 0))
+            yield found.map(lambda x, kept=count - begin: x[:kept]), policy
+
+
+def _mean(x_B: Floats, block: float) -> dict[str, Any]:
+    """The mean over what is defined, its 95 % interval, and how many are."""
+    n = int((~np.isnan(x_B)).sum())
+    if n < 2:
+        return {"value": float(np.nanmean(x_B)) if n else np.nan, "low": np.nan, "high": np.nan, "n": n}
+    low, high = interval(torch.from_numpy(x_B)[None], block)
+    return {"value": float(np.nanmean(x_B)), "low": low, "high": high, "n": n}

@@ -1,0 +1,5 @@
+"""Reports: rows become tables, figures and one page."""
+
+from uat.paper.report.writing import Report, write_report
+
+__all__ = ["Report", "write_report"]

@@ -1,0 +1,489 @@
+"""The paper's figures, drawn from rows and traces. What has not been measured is named, never drawn.
+
+Colours are Okabe and Ito's, told apart by the colour-blind; markers, dashes and hatches tell the same apart in print.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from uat.domains import DOMAINS, rivals
+from uat.evaluation.scores import CEILING
+from uat.methods import METHODS
+from uat.paper.report.rows import Number, Rows
+from uat.paper.report.score_tables import headline_metrics, metrics_of, signed, there
+from uat.paper.report.study_tables import LABELS, sweep_points
+from uat.paper.report.traces import gate_rows, kinetics_of
+from uat.paper.studies.cells import Filter, Sweep
+from uat.paper.studies.grids import DELAYS, REWARDS, STUDIES, TIMED, WRONG
+from uat.recipes import recipe
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS, DASHES, HATCHES = "osD^vPX", ("-", "--", "-.", ":"), ("", "///", "...", "xxx", "\\\\\\", "++", "ooo")
+STYLE = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "svg.hashsalt": "uat",
+    "figure.dpi": 100,
+}
+BEST, TWIN = "uat", "vanilla"
+"""The two methods that boundary curves compare."""
+
+
+class MissingError(ValueError):
+    """Nothing has been measured that the figure could show; says what would have to be run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """A figure of the report."""
+
+    name: str
+    title: str
+    caption: str
+    draw: Callable[[Rows], Any]
+
+
+def need_matplotlib() -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ValueError("a report needs matplotlib, which is not installed: pip install 'uat-transformer[report]'")
+
+
+def new_figure(width: float, height: float) -> Any:
+    return importlib.import_module("matplotlib.figure").Figure(figsize=(width, height), layout="constrained")
+
+
+def style_of(method: str) -> dict[str, Any]:
+    """The same colour, marker and dash for a method in every figure."""
+    known = ["vanilla", "uat", "adt", "dt", "gtrxl", "tent", "cotta"]
+    at = known.index(method) if method in known else len(known) + sorted(METHODS).index(method)
+    return {"color": COLOURS[at % 7], "marker": MARKERS[at % 7], "linestyle": DASHES[at % 4]}
+
+
+def _letter(axes: Sequence[Any], titles: Sequence[str]) -> None:
+    for letter, (axis, title) in zip("abcdefgh", zip(axes, titles, strict=True), strict=False):
+        axis.set_title(f"({letter}) {title}", loc="left", fontsize=9)
+
+
+# ---------------------------------------------------------------- boundary
+
+
+def draw_boundary(rows: Rows) -> Any:
+    """Left the dark room, from the truth to nothing; right recommendation, later and later."""
+    panels = {"darkroom": list(REWARDS), "movielens": [*DELAYS, *WRONG]}
+    found = {domain: _levels(rows, domain, labels) for domain, labels in panels.items()}
+    found = {domain: levels for domain, levels in found.items() if levels}
+    if not found:
+        raise MissingError("uat reproduce boundary")
+    figure = new_figure(4.2 * len(found) + 1, 3.2)
+    axes = figure.subplots(1, len(found), squeeze=False)[0]
+    for axis, (domain, levels) in zip(axes, found.items(), strict=True):
+        at = np.arange(len(levels))
+        fading = np.array([label != "inverted" for label, _ in levels])  # inverted rewards tell as much as true ones
+        for method in (TWIN, BEST):
+            points = [numbers[method] for _, numbers in levels]
+            mean = np.array([np.nan if x is None else x.mean for x in points])
+            std = np.array([0.0 if x is None or x.std is None else x.std for x in points])
+            style = style_of(method)
+            for part, label in ((fading, method), (~fading, None)):
+                axis.plot(at[part], mean[part], label=label, markersize=5, **style)
+            low, high = (mean - std)[fading], (mean + std)[fading]
+            axis.fill_between(at[fading], low, high, color=style["color"], alpha=0.2, linewidth=0)
+            axis.errorbar(
+                at[~fading], mean[~fading], yerr=std[~fading], color=style["color"], capsize=3, linestyle="none"
+            )
+        ceiling = np.array([np.nan if (x := numbers[CEILING]) is None else x.mean for _, numbers in levels])
+        if np.isfinite(ceiling).any():
+            axis.plot(at, ceiling, color=COLOURS[2], linestyle=":", marker="_", markersize=12, label="Bayes filter")
+        for x, top, (_, numbers) in zip(at, ceiling, levels, strict=True):
+            means = [number.mean for method in (TWIN, BEST) if (number := numbers[method]) is not None]
+            if len(means) == 2:
+                text = signed(means[1] - means[0], 2 if abs(means[1] - means[0]) >= 0.1 else 3)
+                above = top if 0 <= top - max(means) < 0.02 else max(means)  # the filter's mark must not be in its way
+                axis.annotate(text, (x, above), (0, 7), textcoords="offset points", ha="center", fontsize=7)
+        axis.set_xticks(at, [label for label, _ in levels], rotation=35, ha="right")
+        axis.set_ylabel(metrics_of(rows, domain)[0].label)
+        axis.margins(y=0.15)
+        axis.legend(loc="best", fontsize=8)
+    _letter(axes, list(found))
+    return figure
+
+
+def _levels(rows: Rows, domain: str, labels: Sequence[str]) -> list[tuple[str, dict[str, Number | None]]]:
+    """The levels of feedback that have been measured for at least one of the two."""
+    sweeps = {s.label: s for s in STUDIES["boundary"].sweeps if s.domain == domain and s.label and not s.missing()}
+    levels = []
+    for label in (label for label in labels if label in sweeps):
+        metric = metrics_of(rows, domain)[0].name
+        numbers = {name: sweep_points(rows, sweeps[label], name, metric) for name in (TWIN, BEST, CEILING)}
+        if numbers[TWIN] or numbers[BEST]:
+            levels.append((label, numbers))
+    return levels if len(levels) > 1 else []
+
+
+# ---------------------------------------------------------------- mechanism
+
+
+def draw_attention(rows: Rows) -> Any:
+    """Four maps of the last layer: Vanilla, UAT, UAT's base and modulation, and the difference of logits."""
+    seen = rows.trace("attention")
+    if seen is None:
+        raise MissingError("uat reproduce mechanism --domains darkroom")
+    maps = {name: x[-1].double().numpy() for name, x in seen.arrays.items() if name != "shifts"}
+    lower = ~np.isnan(maps["told"])
+    figure = new_figure(8.2, 7.2)
+    axes = figure.subplots(2, 2).ravel()
+    steps = np.arange(1, len(lower) + 1)[:, None]
+    relative = {name: maps[name] * steps for name in ("blind", "told")}  # 1: as much as to any other step
+    top = float(np.nanquantile(np.stack(list(relative.values())), 0.995))
+    for axis, shown_map in zip(axes[:2], relative.values(), strict=True):
+        shown = axis.imshow(shown_map, cmap="cividis", vmin=0, vmax=top)
+        figure.colorbar(shown, ax=axis, shrink=0.8, label="attention × steps seen (1: even)")
+    split = np.where(lower, _unit(maps["base"], lower), _unit(maps["modulation_size"], lower).T)
+    shown = axes[2].imshow(split, cmap="cividis", vmin=0, vmax=1)
+    figure.colorbar(shown, ax=axes[2], shrink=0.8, label="share of the largest")
+    most = float(np.nanquantile(np.abs(maps["difference"]), 0.995))
+    shown = axes[3].imshow(maps["difference"], cmap="PuOr_r", vmin=-most, vmax=most)
+    figure.colorbar(shown, ax=axes[3], shrink=0.8, label="logit, UAT − Vanilla")
+    for axis in axes:
+        axis.grid(visible=False)
+        axis.set_xlabel("attended step")
+        axis.set_ylabel("deciding step")
+        for shift in seen.arrays["shifts"].tolist():
+            axis.axhline(shift - 0.5, color="#D55E00", linewidth=0.8, linestyle="--")
+            axis.axvline(shift - 0.5, color="#D55E00", linewidth=0.8, linestyle="--")
+    axes[2].set_xlabel("attended step (above the diagonal: deciding)")
+    _letter(axes, ["Vanilla", "UAT", "UAT: base below, modulation above", "difference of logits"])
+    return figure
+
+
+def _unit(x_TT: np.ndarray, lower_TT: np.ndarray) -> np.ndarray:
+    """From 0 for the smallest to 1 for (nearly) the largest."""
+    low, high = np.nanquantile(x_TT[lower_TT], [0.005, 0.995])
+    return np.clip((x_TT - low) / max(high - low, 1e-12), 0, 1)
+
+
+def draw_kinetics(rows: Rows) -> Any:
+    """Accuracy around shifts, and its means before and after."""
+    found = kinetics_of(rows)
+    if not found:
+        raise MissingError("uat reproduce mechanism --domains sepsis")
+    figure = new_figure(8.4, 3.2)
+    axes = figure.subplots(1, 2, width_ratios=[3, 2])
+    for method, one in found.items():
+        style = style_of(method)
+        axes[0].plot(one.offset, one.accuracy, label=method, markersize=3, **style)
+        low, high = one.accuracy - one.sem, one.accuracy + one.sem
+        axes[0].fill_between(one.offset, low, high, color=style["color"], alpha=0.2, linewidth=0)
+    axes[0].axvline(0, color="#555555", linewidth=0.8, linestyle="--")
+    axes[0].set_xlabel("steps from the shift")
+    axes[0].set_ylabel("accuracy")
+    axes[0].legend(fontsize=8)
+    at = np.arange(len(found))
+    for i, (name, hatch) in enumerate((("before", ""), ("after", "///"))):
+        values = [getattr(one, name) for one in found.values()]
+        bars = axes[1].bar(at + (i - 0.5) * 0.38, values, 0.36, color=COLOURS[i], hatch=hatch, label=name)
+        axes[1].bar_label(bars, fmt="%.2f", fontsize=7)
+    axes[1].set_xticks(at, list(found))
+    axes[1].margins(y=0.2)
+    axes[1].legend(fontsize=8, ncols=2)
+    shifts = max(one.shifts for one in found.values())
+    _letter(axes, [f"accuracy around {shifts} shifts", "means over [−10, −1] and [+1, +15]"])
+    return figure
+
+
+OVER_TIME = {
+    "uat/rho_norm": {"end": "UAT ‖ρ_T‖", "daily": "UAT ‖ρ_t‖, mean over windows"},
+    "vanilla/h_norm": {"end": "Vanilla ‖h_T‖", "daily": "Vanilla ‖h_t‖, mean over windows"},
+}
+"""What is drawn over time: at the end of each window, and by day within windows, which begins a window earlier."""
+
+
+def draw_gate(rows: Rows) -> Any:
+    """What the regime gate tells of a market: over time, by regime, by volatility, and over the calmest quartile."""
+    seen = rows.trace("gate")
+    if seen is None:
+        raise MissingError("uat reproduce mechanism --domains markets --data hsi=FILE")
+    markets = seen.rows[0]["markets"]
+    figure = new_figure(9.2, 6.2)
+    axes = figure.subplots(2, 2).ravel()
+    market = markets.index("hk" if "hk" in markets else markets[0])
+    for when, day, of in (("end", "day", "market"), ("daily", "daily/day", "daily/market")):
+        own = seen.arrays[of].numpy() == market
+        days = seen.arrays[day].numpy()[own].astype("datetime64[D]")
+        for i, (quantity, label) in enumerate(OVER_TIME.items()):
+            if f"{quantity}/{when}" in seen.arrays:
+                x = seen.arrays[f"{quantity}/{when}"].numpy()[own]
+                style = {"color": COLOURS[i], "label": label[when], "linestyle": "-" if when == "end" else ":"}
+                axes[0].plot(days, x / (np.mean(x) or 1), linewidth=0.9, **style)
+    axes[0].set_ylabel("share of its mean")
+    axes[0].margins(y=0.25)
+    axes[0].legend(fontsize=6.5, ncols=2, loc="upper center")
+    axes[0].tick_params(axis="x", rotation=25)
+    groups = gate_rows(rows, quantity="rho_norm", where="window")
+    for axis, by, title in ((axes[1], "regime", "mean ‖ρ_t‖"), (axes[2], "volatility", "mean ‖ρ_t‖")):
+        names, values = _gate_groups(groups, by, "value")
+        low, high = (_gate_groups(groups, by, end)[1] for end in ("low", "high"))
+        around = np.abs(np.stack([values - low, high - values]))
+        axis.bar(names, values, yerr=np.nan_to_num(around), capsize=3, color=COLOURS[0], hatch="///", edgecolor="white")
+        axis.set_ylabel(title)
+        axis.margins(y=0.15)
+    names, values = _gate_groups(groups, "regime", "over_calmest")
+    bars = axes[3].bar(names, 100 * values, color=COLOURS[1], hatch="...", edgecolor="white")
+    axes[3].bar_label(bars, fmt="%+.1f %%", fontsize=8)
+    axes[3].axhline(0, color="#555555", linewidth=0.8)
+    axes[3].set_ylabel("over the calmest quartile, %")
+    axes[3].margins(y=0.2)
+    _letter(axes, ["gate and representation over time", "by regime", "by volatility", "increase by regime"])
+    return figure
+
+
+def _gate_groups(rows: Sequence[dict[str, Any]], by: str, name: str) -> tuple[list[str], np.ndarray]:
+    """Groups and their numbers, mean over seeds."""
+    groups = list(dict.fromkeys(row["group"] for row in rows if row["by"] == by and "value" in row))
+    values = [np.mean([r[name] for r in rows if (r["by"], r["group"]) == (by, group)]) for group in groups]
+    return groups, np.array(values, dtype=float)
+
+
+# ---------------------------------------------------------------- sensitivity, diagnostics, efficiency
+
+
+def draw_sensitivity(rows: Rows) -> Any:
+    """Post-shift accuracy drawn through, overall accuracy dashed; the default is marked."""
+    sweeps: dict[str, list[Sweep]] = {}
+    for sweep in STUDIES["sensitivity"].sweeps:
+        sweeps.setdefault(sweep.label, []).append(sweep)
+    labels = {m.name: m.label for m in metrics_of(rows, "sepsis")}
+    names = ["accuracy", "post_shift_accuracy"]
+    found: dict[str, list[tuple[Sweep, list[Number]]]] = {}
+    for label, own in sweeps.items():
+        for sweep in own:
+            numbers = [x for name in names if (x := sweep_points(rows, sweep, BEST, name)) is not None]
+            found.setdefault(label, []).extend([(sweep, numbers)] if len(numbers) == len(names) else [])
+    if not any(len(points) > 1 for points in found.values()):
+        raise MissingError("uat reproduce sensitivity")
+    figure = new_figure(8.2, 3.2)
+    axes = figure.subplots(1, 2)
+    for axis, (label, points) in zip(axes, found.items(), strict=True):
+        x = np.array([next(iter(sweep.settings.values())) for sweep, _ in points], dtype=float)
+        for i, name in enumerate(names):
+            mean = np.array([numbers[i].mean for _, numbers in points])
+            std = np.array([numbers[i].std or 0.0 for _, numbers in points])
+            axis.plot(x, mean, DASHES[i], color=COLOURS[i], marker=MARKERS[i], markersize=4, label=labels[name])
+            axis.fill_between(x, mean - std, mean + std, color=COLOURS[i], alpha=0.2, linewidth=0)
+        for sweep, _ in points:
+            if _is_default(rows, sweep):
+                axis.axvline(next(iter(sweep.settings.values())), color="#555555", linewidth=0.8, linestyle=":")
+        if label == "d_u":
+            axis.set_xscale("log", base=2)
+            axis.set_xticks(x, [f"{v:g}" for v in x])
+        axis.set_xlabel({"λ": "decay λ", "d_u": "utility width"}.get(label, label))
+        axis.set_ylabel("accuracy")
+        axis.legend(fontsize=8)
+    _letter(axes, ["memory of the regime state", "width of the utility"])
+    return figure
+
+
+def _is_default(rows: Rows, sweep: Sweep) -> bool:
+    cells = sweep.cells(rows.preset, [0], Filter())
+    return any(not cell.settings for cell in cells)
+
+
+def draw_diagnostics(rows: Rows) -> Any:
+    """One panel per domain: bars in ascending order, deviation over seeds."""
+    panels = {"darkroom": ["efficiency"], "markets": _starting(rows, "markets", "cagr_")}
+    panels["sepsis"] = [m.name for m in metrics_of(rows, "sepsis") if m.partial]
+    panels["movielens"] = ["hr@20", *_starting(rows, "movielens", "hr@10_")]
+    bars = {domain: _bars(rows, domain, names) for domain, names in panels.items() if domain in DOMAINS}
+    bars = {domain: found for domain in DOMAINS if (found := bars.get(domain))}
+    if not bars:
+        raise MissingError("uat reproduce diagnostics")
+    figure = new_figure(8.6, 2.9 * len(bars))
+    axes = figure.subplots(len(bars), 1, squeeze=False)[:, 0]
+    for axis, found in zip(axes, bars.values(), strict=True):
+        for i, (label, by_method) in enumerate(found.items()):
+            at = np.arange(len(by_method)) + (i - (len(found) - 1) / 2) * 0.8 / len(found)
+            means = [x.mean for x in by_method.values()]
+            stds = [x.std or 0.0 for x in by_method.values()]
+            width = 0.74 / len(found)
+            axis.bar(at, means, width, yerr=stds, capsize=2, color=COLOURS[i % 7], hatch=HATCHES[i % 7], label=label)
+            axis.set_xticks(np.arange(len(by_method)), list(by_method), rotation=20, ha="right")
+        axis.legend(
+            fontsize=7, ncols=min(5, len(found)), loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.1
+        )
+        axis.axhline(0, color="#555555", linewidth=0.8)
+    _letter(axes, [f"{domain}" for domain in bars])
+    return figure
+
+
+def _starting(rows: Rows, domain: str, start: str) -> list[str]:
+    if domain not in DOMAINS:
+        return []
+    return [metric.name for metric in metrics_of(rows, domain) if metric.name.startswith(start)]
+
+
+def _bars(rows: Rows, domain: str, names: Sequence[str]) -> dict[str, dict[str, Number]]:
+    """Label -> method -> number; methods in ascending order of the first label. Several tasks are several labels."""
+    labels = {metric.name: metric.label or metric.name for metric in metrics_of(rows, domain)}
+    methods = [m for m in there(rows, domain, lambda m: not METHODS[m].changes) if m in METHODS]
+    found: dict[str, dict[str, Number]] = {}
+    for name in names:
+        for task in DOMAINS[domain].tasks:
+            several = len(DOMAINS[domain].tasks) > 1
+            label = f"{labels[name]}, {task}" if several else labels[name]
+            setting = rows.usual_setting(domain)
+            numbers = {m: rows.number((domain, task, setting, m, name)) for m in methods}
+            found[label] = {m: x for m, x in numbers.items() if x is not None}
+    found = {label: by_method for label, by_method in found.items() if by_method}
+    if not found:
+        return {}
+    first = next(iter(found.values()))
+    order = sorted(first, key=lambda m: first[m].mean)
+    return {label: {m: own[m] for m in order if m in own} for label, own in found.items() if own.keys() >= set(order)}
+
+
+def draw_efficiency(rows: Rows) -> Any:
+    """Parameters, time and memory as bars; published values as marks where there are any."""
+    values = {(row["method"], row["metric"]): row["value"] for row in rows.timings}
+    metrics = [metric for metric in LABELS if any(m == metric for _, m in values)]
+    if not metrics:
+        raise MissingError("uat reproduce efficiency")
+    theirs = rows.published_costs
+    columns = min(3, len(metrics))
+    lines = -(-len(metrics) // columns)
+    figure = new_figure(3.0 * columns, 2.6 * lines)
+    axes = figure.subplots(lines, columns, squeeze=False).ravel()
+    for axis, metric in zip(axes, metrics, strict=False):
+        methods = [method for method in TIMED if (method, metric) in values]
+        at = np.arange(len(methods))
+        unit = 1e3 if metric == "parameters" else 1.0
+        axis.barh(at, [values[m, metric] / unit for m in methods], color=COLOURS[0], label="ours")
+        published = [(i, theirs[m, metric] / unit) for i, m in enumerate(methods) if (m, metric) in theirs]
+        if published:
+            y, x = zip(*published, strict=True)
+            axis.plot(x, y, "D", color=COLOURS[1], markersize=5, linestyle="none", label="published")
+        axis.set_yticks(at, methods)
+        axis.invert_yaxis()
+        axis.set_xlabel("thousand parameters" if metric == "parameters" else LABELS[metric])
+        axis.tick_params(axis="x", labelsize=7)
+    axes[0].legend(fontsize=7, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, borderaxespad=0.1)
+    for axis in axes[len(metrics) :]:
+        axis.remove()
+    _letter(axes[: len(metrics)], [""] * len(metrics))
+    devices = ", ".join(dict.fromkeys(row["device"] for row in rows.timings))
+    figure.supxlabel(f"batches of {rows.timings[0]['batch']} episodes on {devices}", fontsize=8)
+    return figure
+
+
+def draw_main(rows: Rows) -> Any:
+    """Every method in every domain, by the first metric, with intervals and the references as lines."""
+    shown = [domain for domain in DOMAINS if any(m in METHODS for m in there(rows, domain, _whole))]
+    if not shown:
+        raise MissingError("uat reproduce main")
+    figure = new_figure(8.6, 2.7 * len(shown))
+    axes = figure.subplots(len(shown), 1, squeeze=False)[:, 0]
+    for axis, domain in zip(axes, shown, strict=True):
+        metric, methods = headline_metrics(rows, domain)[0], [m for m in there(rows, domain, _whole) if m in METHODS]
+        for i, task in enumerate(DOMAINS[domain].tasks):
+            setting = rows.usual_setting(domain)
+            numbers = [rows.number((domain, task, setting, m, metric.name)) for m in methods]
+            at = np.arange(len(methods)) + (i - (len(DOMAINS[domain].tasks) - 1) / 2) * 0.2
+            mean = [np.nan if x is None else x.mean for x in numbers]
+            style = {"color": COLOURS[i], "marker": MARKERS[i], "linestyle": "none"}
+            axis.errorbar(at, mean, yerr=reach(numbers), capsize=2, markersize=5, label=task, **style)
+            theirs = [rows.published_number((domain, task, setting, m, metric.name)) for m in methods]
+            axis.plot(
+                at, [np.nan if x is None else x[0] for x in theirs], "_", color=COLOURS[i], markersize=9, alpha=0.6
+            )
+            for name in (CEILING, *rivals(recipe(domain, TWIN, rows.preset).build_domain())):
+                if line := rows.number((domain, task, setting, name, metric.name)):
+                    axis.axhline(line.mean, color=COLOURS[i], linewidth=0.8, linestyle=DASHES[1 + i])
+        axis.set_xticks(np.arange(len(methods)), methods, rotation=20, ha="right")
+        axis.set_ylabel(metric.label)
+        axis.legend(fontsize=7, loc="best")
+    _letter(axes, shown)
+    return figure
+
+
+def reach(numbers: Sequence[Number | None]) -> list[list[float]]:
+    """How far down and up: the 95 % interval; where there is none, the deviation over seeds."""
+    ends: list[tuple[float, float]] = []
+    for x in numbers:
+        if x is not None and x.low is not None and x.high is not None:
+            ends.append((max(0.0, x.mean - x.low), max(0.0, x.high - x.mean)))
+        else:
+            ends.append((0.0, 0.0) if x is None or x.std is None else (x.std, x.std))
+    return [[low for low, _ in ends], [high for _, high in ends]]
+
+
+def _whole(method: str) -> bool:
+    return not METHODS[method].changes
+
+
+DRAWINGS: tuple[Drawing, ...] = (
+    Drawing(
+        name="main",
+        title="Main results",
+        caption="First metric of each domain: points are ours with the 95 % interval over seeds and episodes (where "
+        "single episodes were not kept, the deviation over seeds), short bars the published numbers, lines the Bayes "
+        "filter, on markets equal weight.",
+        draw=draw_main,
+    ),
+    Drawing(
+        name="boundary",
+        title="Boundary analysis",
+        caption="UAT and Vanilla, trained anew under feedback that is noisy, absent, false or late. Bands: deviation "
+        "over seeds; numbers: UAT − Vanilla. The filter is told the truth.",
+        draw=draw_boundary,
+    ),
+    Drawing(
+        name="attention",
+        title="Attention under shifts of the goal",
+        caption="Episodes of 150 steps with two shifts (dashed), which no policy was trained on. Last layer, mean over "
+        "heads, episodes and seeds.",
+        draw=draw_attention,
+    ),
+    Drawing(
+        name="gate",
+        title="Regime gate on the Hang Seng",
+        caption="Norms of the regime gate over held-out windows; regimes are told afterwards, on a window's last "
+        "day, by the paper's rules. Error bars: 95 % intervals over blocks of days.",
+        draw=draw_gate,
+    ),
+    Drawing(
+        name="kinetics",
+        title="Adaptation kinetics on sepsis",
+        caption="Accuracy around shifts of regime. Bands: standard error over shifts.",
+        draw=draw_kinetics,
+    ),
+    Drawing(
+        name="sensitivity",
+        title="Sensitivity on sepsis",
+        caption="One setting at a time. Bands: deviation over seeds; dotted line: the default.",
+        draw=draw_sensitivity,
+    ),
+    Drawing(
+        name="diagnostics",
+        title="Further metrics",
+        caption="In ascending order of the first. Error bars: deviation over seeds.",
+        draw=draw_diagnostics,
+    ),
+    Drawing(
+        name="efficiency",
+        title="Efficiency",
+        caption="Ours as bars; diamonds, where given, are the published numbers, of another GPU.",
+        draw=draw_efficiency,
+    ),
+)

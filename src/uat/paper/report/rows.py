@@ -1,0 +1,210 @@
+"""What a report is made of: measured rows, intervals, pairs and traces of one folder, and the published numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from uat.config import PRESETS
+from uat.domains import DOMAINS
+from uat.evaluation.scores import BLIND, CEILING, gap_closed
+from uat.methods import METHODS
+from uat.paper.studies.cells import DATA_FIELDS
+from uat.paper.studies.files import Results
+from uat.paper.studies.probes import Trace, seen
+from uat.recipes import recipe
+
+Row = Mapping[str, Any]
+Key = tuple[str, str, str, str, str]
+"""Domain, task, setting, method and metric."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Number:
+    """A metric of a method over its seeds."""
+
+    mean: float
+    std: float | None
+    """Of the seeds; None for one seed, for references, and where a seed's number is undefined."""
+    seeds: tuple[int, ...]
+    n: int
+    """Episodes of each seed."""
+    low: float | None = None
+    high: float | None = None
+    """95 % interval over seeds and episodes; None where the numbers of single episodes were not kept."""
+    gap: float | None = None
+    """Share of the way from Vanilla to the filter."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Everything measured under one preset."""
+
+    preset: str
+    scores: list[dict[str, Any]]
+    intervals: list[dict[str, Any]] = field(default_factory=list)
+    pairs: list[dict[str, Any]] = field(default_factory=list)
+    timings: list[dict[str, Any]] = field(default_factory=list)
+    published: list[dict[str, Any]] = field(default_factory=list)
+    folder: Path | None = None
+    data: Mapping[str, str] = field(default_factory=dict)
+    """Domain -> which data its rows are of, where they are not the embedded ones."""
+
+    @staticmethod
+    def of(folder: Path, preset: str | None = None) -> Rows:
+        """The rows of a folder of results; intervals, or else its name, tell the preset, unless it is given."""
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is not a folder of results: `uat reproduce` makes one")
+        results = Results(folder)
+        scores = results.read("scores")
+        if not scores:
+            raise ValueError(f"{folder} holds no rows: `uat reproduce STUDY --out {folder}` makes some")
+        intervals = results.read("intervals")
+        said = [row["preset"] for row in intervals if row["preset"]] or [folder.name]
+        found = preset or next((name for name in said if name in PRESETS), "paper")
+        data = chosen_data(scores)
+        return Rows(
+            preset=found,
+            scores=of_data(scores, data),
+            intervals=of_data(intervals, data),
+            pairs=of_data(results.read("pairs"), data),
+            timings=of_one_device(results.timings()),
+            published=published(),
+            folder=folder,
+            data=data,
+        )
+
+    @cached_property
+    def values(self) -> dict[Key, dict[int, tuple[float, int]]]:
+        """Seed -> value and number of episodes, of everything measured on test episodes."""
+        found: dict[Key, dict[int, tuple[float, int]]] = {}
+        for row in self.scores:
+            key = (row["domain"], row["task"], row["setting"], row["method"], row["metric"])
+            found.setdefault(key, {})[row["seed"]] = (row["value"], row["n"])
+        return found
+
+    @cached_property
+    def bounds(self) -> dict[tuple[Key, tuple[int, ...]], tuple[float, float]]:
+        return {
+            (
+                (row["domain"], row["task"], row["setting"], row["method"], row["metric"]),
+                tuple(row["seeds"]),
+            ): (row["low"], row["high"])
+            for row in self.intervals
+        }
+
+    def number(self, key: Key) -> Number | None:
+        """A metric over its seeds; None if it was not measured."""
+        by_seed = self.values.get(key)
+        if not by_seed:
+            return None
+        values = [value for value, _ in by_seed.values()]
+        seeds = tuple(sorted(by_seed)) if key[3] in METHODS else ()
+        low, high = self.bounds.get((key, seeds), (None, None))
+        return Number(
+            mean=statistics.fmean(values),
+            std=statistics.stdev(values) if len(values) > 1 and seeds and all(map(math.isfinite, values)) else None,
+            seeds=seeds,
+            n=max(n for _, n in by_seed.values()),
+            low=low,
+            high=high,
+            gap=self.gap(key),
+        )
+
+    def gap(self, key: Key, seed: int | None = None) -> float | None:
+        """Share of the way from Vanilla to the filter that a method, or one of its seeds, covers."""
+        domain, task, setting, method, metric = key
+        own, blind = self.values.get(key, {}), self.values.get((domain, task, setting, BLIND, metric), {})
+        ceiling = self.values.get((domain, task, setting, CEILING, metric), {})
+        seeds = [s for s in own if s in blind and seed in (None, s)]
+        if not ceiling or not seeds or method not in METHODS or (seed is None and len(seeds) < len(own)):
+            return None
+        mean = {name: statistics.fmean(by[s][0] for s in seeds) for name, by in (("own", own), ("blind", blind))}
+        return gap_closed(mean["own"], mean["blind"], next(iter(ceiling.values()))[0])
+
+    def published_number(self, key: Key) -> tuple[float, float | None] | None:
+        """Mean and deviation in the paper's tables."""
+        return self.theirs.get(key)
+
+    @cached_property
+    def theirs(self) -> dict[Key, tuple[float, float | None]]:
+        """The published numbers under our keys; those without a setting are of the recipe's."""
+        found = {}
+        for row in self.published:
+            setting = row.get("setting") or self.usual_setting(row["domain"])
+            key = (row["domain"], row["task"], setting, row["method"], row["metric"])
+            found[key] = (row["mean"], row.get("std"))
+        return found
+
+    def usual_setting(self, domain: str) -> str:
+        """What the rows of a domain under its recipe say of their setting."""
+        return usual_setting(domain, self.preset)
+
+    @property
+    def published_costs(self) -> dict[tuple[str, str], float]:
+        """Method and metric -> published time and memory; empty where ours are of other sizes than the paper's."""
+        if self.preset != "paper":
+            return {}
+        return {(r["method"], r["metric"]): r["mean"] for r in self.published if r["task"] == "efficiency"}
+
+    def trace(self, probe: str) -> Trace | None:
+        """What a probe saw, if it looked."""
+        return None if self.folder is None else seen(self.folder, probe)
+
+
+@lru_cache(maxsize=64)
+def usual_setting(domain: str, preset: str) -> str:
+    return recipe(domain, "uat", preset).build_domain().setting if domain in DOMAINS else "default"
+
+
+def split_data(setting: str) -> tuple[str, str]:
+    """Which data a setting names, and the rest of it: "data=hsi,cost=0.1" is ("hsi", "cost=0.1")."""
+    parts = setting.split(",")
+    named = [part for part in parts if part.split("=")[0] in DATA_FIELDS]
+    rest = ",".join(part for part in parts if part not in named)
+    return "".join(part.split("=", 1)[1] for part in named), rest or "default"
+
+
+def chosen_data(scores: Iterable[Row]) -> dict[str, str]:
+    """Domain -> the data on which most methods were measured; of as many, a user's own go before the embedded ones."""
+    methods: dict[str, dict[str, set[str]]] = {}
+    for row in scores:
+        methods.setdefault(row["domain"], {}).setdefault(split_data(row["setting"])[0], set()).add(row["method"])
+    chosen = {domain: max(own, key=lambda name: (len(own[name]), name != "")) for domain, own in methods.items()}
+    return {domain: name for domain, name in chosen.items() if name}
+
+
+def of_data(rows: Iterable[Row], data: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Rows of the chosen data, whose settings need not name them any more."""
+    found = []
+    for row in rows:
+        name, rest = split_data(row["setting"])
+        if name == data.get(row["domain"], ""):
+            found.append({**row, "setting": rest})
+    return found
+
+
+def of_one_device(timings: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Time and memory of the device on which most was measured: numbers of two are not compared."""
+    count = Counter(row["device"] for row in timings)
+    return [row for row in timings if row["device"] == max(count, key=lambda device: count[device])]
+
+
+def published() -> list[dict[str, Any]]:
+    """The paper's tables, as rows."""
+    text = resources.files("uat.paper.report").joinpath("published.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def ordered(found: Iterable[str], first: Iterable[str]) -> list[str]:
+    """Known names in their order, then others as they come."""
+    there = dict.fromkeys(found)
+    return [name for name in dict.fromkeys([*first, *there]) if name in there]

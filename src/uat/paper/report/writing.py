@@ -1,0 +1,233 @@
+"""The report: one page that needs nothing else, and every table and figure as a file of its own."""
+
+from __future__ import annotations
+
+import csv
+import html
+import importlib
+import io
+import re
+import xml.etree.ElementTree
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from uat import __version__
+from uat.domains import DOMAINS
+from uat.files import check_name, write_atomically
+from uat.lock import locked
+from uat.methods import METHODS
+from uat.paper.report import score_tables, study_tables
+from uat.paper.report.figures import DRAWINGS, STYLE, Drawing, MissingError, need_matplotlib
+from uat.paper.report.rows import Rows
+from uat.paper.report.tables import Table
+from uat.paper.studies.grids import STUDIES
+from uat.recipes import family
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What was written."""
+
+    page: Path
+    tables: list[str]
+    figures: list[str]
+    missing: dict[str, str] = field(default_factory=dict)
+    """Figure or table -> the command whose rows it waits for."""
+
+
+@dataclass(slots=True)
+class Section:
+    study: str
+    tables: list[Table] = field(default_factory=list)
+    figures: list[tuple[Drawing, str]] = field(default_factory=list)
+    """With the drawing itself, as SVG."""
+    missing: dict[str, str] = field(default_factory=dict)
+
+
+FIGURES_OF = {
+    "main": ["main"],
+    "boundary": ["boundary"],
+    "mechanism": ["attention", "gate", "kinetics"],
+    "sensitivity": ["sensitivity"],
+    "diagnostics": ["diagnostics"],
+    "efficiency": ["efficiency"],
+}
+
+
+def write_report(folder: Path, out: Path | None = None, *, preset: str | None = None) -> Report:
+    """Tables and figures of a folder of results, at `out` (unset: its folder `report`)."""
+    need_matplotlib()
+    rows, out = Rows.of(folder, preset), out or folder / "report"
+    with locked(out, f"a report of {folder}"):
+        found = [section(rows, study, out) for study in STUDIES]
+        for one in found:
+            for table in one.tables:
+                name = check_name(table.name, "the table")
+                for ending, text in (("md", table.markdown() + "\n"), ("csv", table.csv()), ("tex", table.latex())):
+                    write_atomically(out / "tables" / f"{name}.{ending}", text.encode())
+        write_atomically(out / "numbers.csv", numbers(rows).encode())
+        write_atomically(out / "report.md", markdown(rows, found).encode())
+        write_atomically(out / "index.html", page(rows, found).encode())
+    return Report(
+        page=out / "index.html",
+        tables=[table.name for one in found for table in one.tables],
+        figures=[drawing.name for one in found for drawing, _ in one.figures],
+        missing={name: command for one in found for name, command in one.missing.items()},
+    )
+
+
+def section(rows: Rows, study: str, out: Path) -> Section:
+    made = Section(study, tables=tables_of(rows, study))
+    if not made.tables:
+        made.missing[f"tables of {study}"] = f"uat reproduce {study} --preset {rows.preset}"
+    for drawing in DRAWINGS:
+        if drawing.name in FIGURES_OF.get(study, []):
+            try:
+                made.figures.append((drawing, save_figure(drawing, rows, out / "figures")))
+            except MissingError as waits:
+                made.missing[f"figure {drawing.name}"] = f"{waits} --preset {rows.preset}"
+    return made
+
+
+def tables_of(rows: Rows, study: str) -> list[Table]:
+    found: list[Table | None] = []
+    match study:
+        case "main":
+            for domain in DOMAINS:
+                found += score_tables.domain_tables(rows, domain, lambda m: not METHODS[m].changes, "main")
+                found.append(score_tables.rivals_table(rows, domain, lambda m: not METHODS[m].changes))
+                found.append(score_tables.pairs_table(rows, domain))
+            found.append(score_tables.aggregate_table(rows))
+        case "ablation":
+            for domain in DOMAINS:
+                tables = score_tables.domain_tables(rows, domain, lambda m: family(m) == "uat", "ablation")
+                found += [t for t in tables if len([row for row in t.rows if row[0] in METHODS]) > 1]
+        case "boundary":
+            found += [study_tables.boundary_table(rows, domain) for domain in DOMAINS]
+        case "mechanism":
+            found += [
+                study_tables.attention_table(rows),
+                study_tables.gate_table(rows),
+                study_tables.shocks_table(rows),
+            ]
+            found.append(study_tables.kinetics_table(rows))
+        case "sensitivity":
+            found.append(study_tables.sensitivity_table(rows))
+        case "efficiency":
+            found.append(study_tables.efficiency_table(rows))
+        case "diagnostics":
+            found += score_tables.diagnostics_tables(rows)
+    return [table for table in found if table is not None]
+
+
+def save_figure(drawing: Drawing, rows: Rows, folder: Path) -> str:
+    """As SVG and PNG; the SVG's text."""
+    matplotlib: Any = importlib.import_module("matplotlib")
+    with matplotlib.rc_context(STYLE):
+        figure = drawing.draw(rows)
+        made: dict[str, bytes] = {}
+        for ending, how in (("svg", {"metadata": {"Date": None}}), ("png", {"dpi": 160})):
+            out = io.BytesIO()
+            figure.savefig(out, format=ending, **how)
+            made[ending] = out.getvalue()
+    for ending, content in made.items():
+        write_atomically(folder / f"{drawing.name}.{ending}", content)
+    return made["svg"].decode()
+
+
+def numbers(rows: Rows) -> str:
+    """Everything measured, one line per method, setting and metric, with the published number where there is one."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    head = ["domain", "task", "setting", "method", "metric", "mean", "std", "low", "high", "gap_closed", "seeds", "n"]
+    writer.writerow([*head, "published", "published_std", "difference"])
+    for key in rows.values:
+        found, theirs = rows.number(key), rows.published_number(key)
+        assert found is not None
+        ours = [found.mean, found.std, found.low, found.high, found.gap, len(found.seeds), found.n]
+        writer.writerow([*key, *ours, *(theirs or (None, None)), None if theirs is None else found.mean - theirs[0]])
+    return out.getvalue()
+
+
+# ---------------------------------------------------------------- the pages
+
+
+def markdown(rows: Rows, found: list[Section]) -> str:
+    parts = ["# Results", about(rows)]
+    for one in found:
+        parts.append(f"## {one.study.capitalize()}\n\n{STUDIES[one.study].summary.capitalize()}.")
+        for drawing, _ in one.figures:
+            parts.append(f"![{drawing.title}](figures/{drawing.name}.svg)\n\n*{drawing.title}.* {drawing.caption}")
+        for table in one.tables:
+            parts.append(f"### {table.title}\n\n{table.markdown()}\n\n{table.note}".rstrip())
+        parts += [f"*Not measured yet: {what} (`{command}`).*" for what, command in one.missing.items()]
+    return "\n\n".join(parts) + "\n"
+
+
+def about(rows: Rows) -> str:
+    data = "".join(f" Rows of {domain} are of the data {name}." for domain, name in rows.data.items())
+    return (
+        f"Made by `uat report {rows.folder}` (uat {__version__}) from {len(rows.scores):,} rows measured under the "
+        f"preset {rows.preset}. {score_tables.OURS} Where both are given, Δ is ours minus published. The published "
+        "numbers come from other simulators, data and hardware, and stand beside ours for orientation. "
+        f"{score_tables.LEGEND}{data}"
+    )
+
+
+CSS = """
+:root { color-scheme: light; }
+body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 76rem; margin: 2rem auto;
+  padding: 0 1rem; }
+h1, h2, h3 { line-height: 1.2; } h2 { border-top: 2px solid #0072B2; padding-top: .6rem; margin-top: 2.4rem; }
+h3 { font-size: 1rem; margin: 1.6rem 0 .3rem; }
+nav a { margin-right: 1rem; } a { color: #0072B2; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
+th, td { padding: .18rem .6rem; text-align: right; white-space: nowrap; border-bottom: 1px solid #ddd; }
+th:first-child, td:first-child { text-align: left; } thead th { border-bottom: 2px solid #555;
+  white-space: normal; vertical-align: bottom; }
+tbody tr:nth-child(even) { background: #f6f8fa; }
+figure { margin: 1rem 0; } figure svg { max-width: 100%; height: auto; }
+figcaption, .note { color: #444; font-size: 13px; }
+.missing { border-left: 4px solid #D55E00; padding: .3rem .8rem; background: #fff6f0; }
+code { background: #f2f2f2; padding: 0 .2em; }
+@media print { body { max-width: none; font-size: 10pt; margin: 0; } nav { display: none; } h2 { break-after: avoid; }
+  figure, tr { break-inside: avoid; } .wide { overflow: visible; } table { font-size: 8pt; } }
+"""
+
+
+def page(rows: Rows, found: list[Section]) -> str:
+    """One file: no script, no font, no picture from elsewhere."""
+    parts = [f"<h1>Results</h1>\n<p>{_code(about(rows))}</p>"]
+    parts.append("<nav>" + "".join(f'<a href="#{one.study}">{one.study}</a>' for one in found) + "</nav>")
+    for one in found:
+        parts.append(f'<h2 id="{one.study}">{one.study.capitalize()}</h2>')
+        parts.append(f"<p>{html.escape(STUDIES[one.study].summary.capitalize())}.</p>")
+        for drawing, svg in one.figures:
+            said = f"<b>{html.escape(drawing.title)}.</b> {html.escape(drawing.caption)}"
+            parts.append(f"<figure>{inline(svg, drawing)}<figcaption>{said}</figcaption></figure>")
+        for table in one.tables:
+            parts.append(f"<h3>{html.escape(table.title)}</h3>\n<div class=wide>{table.html()}</div>")
+            parts.append(f"<p class=note>{html.escape(table.note)}</p>" if table.note else "")
+        for what, command in one.missing.items():
+            parts.append(f"<p class=missing>Not measured yet: {html.escape(what)} (<code>{command}</code>)</p>")
+    body = "\n".join(part for part in parts if part)
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>uat: results</title>'
+    return f'<!doctype html>\n<html lang="en"><head>{head}<style>{CSS}</style></head>\n<body>\n{body}\n</body></html>\n'
+
+
+def inline(svg: str, drawing: Drawing) -> str:
+    """The drawing inside the page; its ids are its own, since several drawings share the page."""
+    svg = svg[svg.index("<svg") :]
+    names = set(re.findall(r'\bid="([^"]+)"', svg))
+    svg = re.sub(r'\bid="([^"]+)"', rf'id="{drawing.name}-\1"', svg)
+    svg = re.sub(
+        r"(url\(#|href=\"#)([^)\"]+)", lambda m: m[1] + (f"{drawing.name}-" if m[2] in names else "") + m[2], svg
+    )
+    xml.etree.ElementTree.fromstring(svg)
+    return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(drawing.title)}"', 1)
+
+
+def _code(text: str) -> str:
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))

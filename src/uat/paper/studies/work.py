@@ -1,0 +1,160 @@
+"""One job, done by whoever is free: train and score. What is done already is not done again."""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from uat.config import RunConfig, to_json
+from uat.domains import episode_count
+from uat.evaluation.scores import evaluate, reference_episodes, rows_of, what_is_unfinished
+from uat.files import safe_name, write_atomically
+from uat.methods import training_name
+from uat.paper.studies.cells import Cell, Job, source_of
+from uat.runs import Run, describe
+from uat.tensor_files import RunError
+from uat.threads import cpu_threads
+from uat.training.progress import Progress
+from uat.training.surroundings import pick_device, precision
+from uat.training.together import train_together
+from uat.training.trainer import train
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """The filter, the expert and chance in one task: what they score does not depend on any training."""
+
+    cell: Cell
+
+    @property
+    def name(self) -> str:
+        return f"{self.cell.config.domain_name}/{self.cell.task} references"
+
+    @property
+    def key(self) -> str:
+        """The same for cells of the same worlds."""
+        c = self.cell.config
+        return json.dumps([c.domain_name, to_json(c.domain), c.evaluation.episodes], sort_keys=True)
+
+    def folder(self, runs: Path) -> Path:
+        c = self.cell.config
+        changed = c.build_true_domain().setting
+        name = f"{c.domain_name}-{self.cell.task}-references{'' if changed == 'default' else f'-{changed}'}"
+        return runs / safe_name(name, most=240)
+
+
+Task = Job | Reference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of a job."""
+
+    name: str
+    rows: list[dict[str, Any]]
+    seconds: float
+    failure: str | None = None
+    """One sentence."""
+    traceback: str = ""
+
+
+def do(task: Task, runs: Path, note: Path, device: str | None, threads: int | None = None) -> Outcome:
+    """The job, with so many CPU threads; a failure is an outcome like any other, so that the rest of a grid goes on."""
+    started, chosen = time.perf_counter(), pick_device(device)
+    progress = Note(note, task.name)
+    try:
+        with cpu_threads(threads):
+            rows = (
+                reference_rows(task, runs, chosen)
+                if isinstance(task, Reference)
+                else cell_rows(task, runs, chosen, progress)
+            )
+    except Exception as error:
+        said = f"{type(error).__name__}: {str(error).strip() or 'no message'}".splitlines()[0]
+        seconds = time.perf_counter() - started
+        return Outcome(name=task.name, rows=[], seconds=seconds, failure=said, traceback=traceback.format_exc())
+    finally:
+        note.unlink(missing_ok=True)
+    return Outcome(name=task.name, rows=rows, seconds=time.perf_counter() - started)
+
+
+def cell_rows(job: Job, runs: Path, device: torch.device, progress: Note) -> list[dict[str, Any]]:
+    """Train the owners side by side, let the others take over, then score."""
+    waiting = [cell for cell in job.cells if cell.scored and scores_of(cell, runs) is None]
+    needed = {source_of(cell).identity for cell in waiting}
+    owners = [cell for cell in job.owners if cell.identity in needed]
+    folders = {cell.identity: cell.folder(runs) for cell in job.cells}
+    train_together(
+        [cell.config for cell in owners],
+        [folders[cell.identity] for cell in owners],
+        resume=True,
+        device=device,
+        progress=progress.begin,
+    )
+    found = []
+    for cell in (cell for cell in job.cells if cell.scored):
+        folder = folders[cell.identity]
+        if (rows := scores_of(cell, runs)) is None:
+            if training_name(cell.config.method_name) != cell.config.method_name:
+                source = None if folder.exists() else folders[source_of(cell).identity]
+                train(cell.config, folder, resume=True, source=source, device=device)
+            rows = [asdict(row) for row in evaluate(folder, references=False, device=device).scores]
+        found += rows
+    return found
+
+
+def scores_of(cell: Cell, runs: Path) -> list[dict[str, Any]] | None:
+    """The rows of a run that has come to its end and been scored; None if there is something left to do."""
+    folder = cell.folder(runs)
+    if not (folder / "config.json").exists():
+        return None
+    run = Run.open(folder)
+    if run.config.identity() != cell.identity:
+        raise RunError(f"{folder} holds another run ({describe(run.config)}); choose another folder with --out")
+    rows = run.rows("scores.jsonl")
+    return rows if rows and what_is_unfinished(run) is None else None
+
+
+def reference_rows(task: Reference, runs: Path, device: torch.device) -> list[dict[str, Any]]:
+    config: RunConfig = task.cell.config
+    domain, run = config.build_true_domain(), Run(task.folder(runs), config)
+    count = episode_count(domain, "test", config.evaluation.episodes)
+    with precision(config.train.precision):
+        found = reference_episodes(run, count, device)
+    rows = [row for method, metrics in found.items() for row in rows_of(config, domain, method, metrics)]
+    return [asdict(row) for row in rows]
+
+
+class Note(Progress):
+    """Progress for whoever watches from another process or machine: a small file, written at most twice a second."""
+
+    def __init__(self, file: Path, name: str) -> None:
+        self.file, self.name, self.total, self.last = file, name, 1, 0.0
+        self.write(0, "")
+
+    def begin(self, label: str, total: int) -> Note:
+        self.total = total
+        return self
+
+    def update(self, epoch: int, note: str = "") -> None:
+        if time.monotonic() - self.last > 0.5:
+            self.write(epoch, note)
+
+    def write(self, epoch: int, note: str) -> None:
+        self.last = time.monotonic()
+        said = {"name": self.name, "epoch": epoch, "total": self.total, "note": note}
+        write_atomically(self.file, json.dumps(said).encode(), durable=False)
+
+
+def keep_failure(folder: Path, outcome: Outcome) -> Path:
+    """The whole story of a failure, for whoever mends it."""
+    name = "".join(c if c.isalnum() or c in "=.-" else "-" for c in outcome.name)
+    file = folder / f"{safe_name(name)}.txt"
+    write_atomically(file, f"{outcome.failure}\n\n{outcome.traceback}".encode(errors="backslashreplace"))
+    return file

@@ -1,5 +1,0 @@
-"""Reports: rows become tables, figures and one page."""
-
-from uat.report.writing import Report, write_report
-
-__all__ = ["Report", "write_report"]
