@@ -13,7 +13,8 @@ from torch import Tensor
 CUDA = torch.cuda.is_available()
 pytest.importorskip("triton")
 
-from uat import clock_kernel, types
+from uat import clock as clock_module
+from uat import clock_kernel
 from uat.clock import Clock, nothing
 from uat.clock_kernel import BLOCK, fused_told
 from uat.episode import Batch, Trajectory
@@ -148,7 +149,7 @@ def test_nothing_is_written_past_the_end() -> None:
 
 def test_the_clock_hands_on_all_that_the_kernel_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its settings, what was told in place of what happened, and ids as such."""
-    monkeypatch.setattr(types, "compiles", lambda device: True)
+    monkeypatch.setattr(clock_module, "compiles", lambda device: True)
     clock, trajectory = Clock(reward_lag=2, reward_scale=-0.3), episodes((5, STEPS), ids=True)
     trajectory.reward = trajectory.reward.nan_to_num(1e30)  # flipped, padding is told, too
     other = replace(trajectory, told_action=trajectory.action.flip(0), told_reward=trajectory.reward.flip(0) + 1)
@@ -169,10 +170,10 @@ def test_the_clock_hands_on_all_that_the_kernel_needs(monkeypatch: pytest.Monkey
 
 def test_the_kernel_is_asked_for_plain_ids_and_numbers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     trajectory = episodes()
-    assert types._fusible(*parts(trajectory.to(DEVICE))) == CUDA
-    monkeypatch.setattr(types, "compiles", lambda device: True)
+    assert clock_module._fusible(*parts(trajectory.to(DEVICE))) == CUDA
+    monkeypatch.setattr(clock_module, "compiles", lambda device: True)
     plain = trajectory.to(DEVICE)
-    assert types._fusible(*parts(plain))
+    assert clock_module._fusible(*parts(plain))
     weights = torch.zeros(5, STEPS, 3, device=DEVICE)
     for change in (
         {"obs": plain.obs.double()},
@@ -186,7 +187,7 @@ def test_the_kernel_is_asked_for_plain_ids_and_numbers_alone(monkeypatch: pytest
         {"valid": plain.valid[:1]},
         {"reward": plain.reward.to("meta")},
     ):
-        assert not types._fusible(*parts(replace(plain, **change))), list(change)
+        assert not clock_module._fusible(*parts(replace(plain, **change))), list(change)
 
 
 @pytest.mark.gpu
