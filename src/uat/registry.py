@@ -40,6 +40,11 @@ def address_of(value: Any) -> str:
     return f"python:{value.__module__}:{value.__qualname__}"
 
 
+def can_be_imported(value: Any) -> bool:
+    """Whether another process finds the same class or function at its address."""
+    return value.__module__ != "__main__" and "<locals>" not in value.__qualname__
+
+
 def import_address(address: str) -> Any:
     """The object at an address; a ValueError says why there is none."""
     if (match := ADDRESS.fullmatch(address)) is None:
@@ -215,10 +220,16 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
         list(self)
         return list(self._problems)
 
+    def loaded(self) -> dict[str, Entry]:
+        """The entries that are there without importing anything."""
+        return dict(self._entries)
+
     def refusal(self, name: Any) -> str | None:
         """Why a name that is not there could be known and is not; None: nobody offers it."""
         if is_address(name):
             return f"the {self.kind} {name} is code, which is imported only if you say so: {TRUST}"
+        if isinstance(name, str) and name.startswith("object:"):
+            return f"the {self.kind} {name} was handed over as an object: hand it in again ({self.kind}=... in Python)"
         return next((p.sentence for p in self._problems if p.name == name and name not in self._entries), None)
 
 

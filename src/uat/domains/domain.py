@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from uat.spec import Spec
 Split = Literal["train", "validation", "test"]
 
 
+@runtime_checkable
 class Domain(Protocol):
     """A decision problem with its worlds, its metrics and its references.
 
