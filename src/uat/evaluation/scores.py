@@ -13,6 +13,7 @@ from torch import Tensor
 
 from uat.config import RunConfig, to_json
 from uat.domains import DOMAINS, block_length, episode_count, split_seed, summarised
+from uat.engines.rollout import AT_ONCE, Player, play_all
 from uat.evaluation.intervals import interval
 from uat.metrics import Score
 from uat.recipes import recipe
@@ -21,7 +22,6 @@ from uat.settings import Episodes, checked
 from uat.tensor_files import RunError, read_tensors, write_tensors
 from uat.threads import cpu_threads
 from uat.training.checkpoint import standing_of
-from uat.training.playing import AT_ONCE, Player, play_all
 from uat.training.surroundings import current, pick_device, precision
 
 CEILING, EXPERT, RANDOM = "ceiling", "expert", "random"

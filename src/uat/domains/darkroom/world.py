@@ -196,7 +196,7 @@ class DarkRoomSimulator:
         return after, self._observe(after), reward_B, self._done(after)
 
     def _fused_step(self, world: World, action: Tensor) -> tuple[World, Tensor, Tensor, Tensor]:
-        from uat.domains.darkroom.kernel import move
+        from uat.engines.triton.darkroom import move
 
         after = replace(world, t=world.t + 1)
         fires_B, coin_B = world.fires_BT[:, after.t], world.coin_BT[:, min(after.t, self.spec.horizon - 1)]
@@ -210,7 +210,7 @@ class DarkRoomSimulator:
         return self.fused and type(self) is DarkRoomSimulator
 
     def inside(self, noise: Noise) -> Inside:
-        from uat.domains.darkroom.kernel import inside
+        from uat.engines.triton.darkroom import inside
 
         return inside(self, noise)
 

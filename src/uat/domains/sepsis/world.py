@@ -192,7 +192,7 @@ class SepsisSimulator:
         return after, self._observe(after), reward_B, done_B
 
     def _fused_step(self, world: World, action: Tensor) -> tuple[World, Tensor, Tensor, Tensor]:
-        from uat.domains.sepsis.kernel import treat
+        from uat.engines.triton.sepsis import treat
 
         action = action.contiguous()
         found = treat(self, world, action)
