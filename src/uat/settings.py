@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
+import inspect
 import numbers
 import types
 import typing
@@ -91,6 +92,22 @@ def field_types(kind: type[Any]) -> dict[str, Any]:
     """Types of a dataclass's fields, including bounds. Cached, since reading the annotations is slow."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return {item.name: hints[item.name] for item in dataclasses.fields(kind)}
+
+
+def check_settings_class(kind: Any, name: str) -> None:
+    """Refuse what is no class of settings: a frozen dataclass whose fields all have defaults."""
+    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+        raise TypeError(f"{name}={shown(kind)} must be a frozen dataclass of settings")
+    if not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        raise TypeError(f"{name}={kind.__name__} must be frozen: write @dataclass(frozen=True, kw_only=True)")
+    for item in dataclasses.fields(kind):
+        if item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING:
+            raise TypeError(f"{kind.__name__}.{item.name} needs a default, so that nobody has to name it")
+
+
+def first_sentence(value: Any) -> str:
+    """What a class or function says of itself in the first line of its docstring; empty if it says nothing."""
+    return (inspect.getdoc(value) or "").split("\n")[0].rstrip(".")
 
 
 def checked(value: Any, hint: Any, name: str) -> Any:
