@@ -88,6 +88,12 @@ class Policy(nn.Module, ABC):
     def features(self, batch: Batch) -> Tensor:
         """h (B, T, D) at every step, knowing the past alone; what streaming gives, also where it must be replayed."""
 
+    @property
+    def endless(self) -> bool:
+        """Whether streams may go on without end: memory and time per step stay constant, and `init_state` takes
+        ENDLESS as its capacity."""
+        return False
+
     @abstractmethod
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> Any:
         """Memory for `streams` streams of at most `capacity` steps."""
@@ -203,6 +209,10 @@ class TransformerPolicy(Policy):
     tokens_per_step: int = 1
 
     @property
+    def endless(self) -> bool:
+        return self.backbone.endless
+
+    @property
     def gates(self) -> UtilityGates | None:
         """What turns feedback into gates, where the method has it."""
         return None
@@ -241,7 +251,6 @@ class TransformerPolicy(Policy):
         return self.backbone.init_cache(
             streams,
             capacity,
-            tokens_per_step=self.tokens_per_step,
             utility=self.gates,
             may_fuse=self.fused and self.structure_difference() is None,
         )
@@ -254,10 +263,10 @@ class TransformerPolicy(Policy):
             self.fused_pass = alike and self.structure_difference() is None
         return self.fused_pass and self.training
 
-    def attend(self, x_BTD: Tensor) -> Tensor:
+    def attend(self, x_BTD: Tensor, start_B: Tensor | None = None) -> Tensor:
         """Tokens of whole episodes through all blocks: h (B, T, D)."""
         self.takes_pass()
-        return self.backbone.attend(x_BTD)
+        return self.backbone.attend(x_BTD, start_B=start_B)
 
     def share_device(self, policies: int) -> None:
         self.backbone.beside = policies
