@@ -158,6 +158,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "training",
     },
     "cli": {
+        "registry",
         "threads",
         "terminal",
         "paper",

@@ -26,7 +26,8 @@ from torch import Tensor
 
 from uat import lock
 from uat.config import RunConfig, from_json, lookup, run_config_from_json, spec_from_json, spec_to_json, to_json
-from uat.domains import DOMAINS
+from uat.domains import DOMAINS, Domain
+from uat.domains import known_as as domain_known_as
 from uat.files import (
     FileError,
     append_rows,
@@ -152,6 +153,22 @@ class Run:
         """The rows of a .jsonl file, checked; a last line that a kill cut short is left out."""
         places = ((line, f"{self.file(name)}, line {n}") for n, line in enumerate(self.lines(name), 1))
         return [check_row(parse_row(line, where), COLUMNS.get(name, {}), where) for line, where in places]
+
+
+def opened(run: Run | Path | str, *, trust: bool = False, domain: Domain | None = None) -> Run:
+    """The run itself, or that of a folder.
+
+    trust: import the code that the run's config names; it is refused otherwise.
+    domain: the object that the run was trained in, where nothing else leads to it.
+    """
+    given = None if domain is None else domain_known_as(checked(domain, Domain, "domain"))
+    run = run if isinstance(run, Run) else Run.open(run, trust=trust)
+    if given is not None:
+        name, settings = given
+        own = {"name": run.config.domain_name, **to_json(run.config.domain)}
+        if difference := first_difference({"name": name, **to_json(settings)}, own, ""):
+            raise RunError(f"{run.path} was not trained in the domain that was handed in: {difference}")
+    return run
 
 
 def read_config(path: Path | str, name: str = "run") -> tuple[Path, dict[str, Any]]:

@@ -95,11 +95,12 @@ def settings_of(maker: Callable[..., Any]) -> type | None:
 
 
 def rebuilds(entry: DomainEntry, domain: Domain) -> bool:
-    """Whether the entry builds a domain like this one from the settings that the domain keeps as its `config`."""
-    if entry.config is NoSettings:
-        builds_it = isinstance(entry.build, WithoutSettings) and entry.build.maker is type(domain)
-        return builds_it and not inspect.signature(type(domain)).parameters
-    return entry.build is type(domain) and type(settings_held(domain)) is entry.config
+    """Whether the entry builds a domain like this one from the settings that the domain keeps as its `config`: its
+    class takes nothing else."""
+    kind, takes = type(domain), len(inspect.signature(type(domain)).parameters)
+    if isinstance(entry.build, WithoutSettings):
+        return entry.build.maker is kind and takes == 0
+    return entry.build is kind and takes == 1 and type(settings_held(domain)) is entry.config
 
 
 def settings_held(domain: Domain) -> Any:
