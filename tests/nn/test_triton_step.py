@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 
 from tests.builders import crossed, interpreted, random_batch, randomise
-from uat.acting import choose
 from uat.bench.steps import plain
+from uat.contracts import choose
 from uat.episode import Step
 from uat.methods import METHODS
 from uat.methods.policy import TransformerPolicy

@@ -8,7 +8,7 @@ from typing import Any
 
 from uat.data.contents import checksum
 from uat.domains.darkroom import DarkRoom, DarkRoomConfig
-from uat.domains.domain import Domain, Split, block_length, episode_count, rivals, split_seed, summarised
+from uat.domains.domain import Domain, Split, split_seed
 from uat.domains.markets import Markets, MarketsConfig
 from uat.domains.movielens import MovieLens, MovieLensConfig
 from uat.domains.sepsis import Sepsis, SepsisConfig
@@ -18,11 +18,7 @@ __all__ = [
     "Domain",
     "DomainEntry",
     "Split",
-    "block_length",
-    "episode_count",
-    "rivals",
     "split_seed",
-    "summarised",
 ]
 
 

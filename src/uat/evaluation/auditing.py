@@ -26,17 +26,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import torch
 from torch import Tensor
 
-from uat.acting import look, rollout
-from uat.contracts import Agent, Reader, Recording, Simulator
+from uat.acting import rollout
+from uat.contracts import Agent, Reader, Recording, Simulator, Worlds
 from uat.domains import split_seed
 from uat.episode import Batch, Step, Trajectory, episode_mean
 from uat.evaluation.intervals import interval
 from uat.evaluation.scores import CEILING
+from uat.methods import Policy
 from uat.noise import gumbel
 from uat.runs import Run, load_policy
 from uat.settings import Between, Seed, checked
@@ -48,7 +49,7 @@ CHANNELS = ("observation", "action", "reward")
 FEEDBACK = ("action", "reward")
 FIELDS = {"observation": "obs", "action": "prev_action", "reward": "prev_reward"}
 """Where a channel lies in a batch."""
-HAPPENED = {"observation": "obs", "action": "action", "reward": "reward"}
+EARNED = {"observation": "obs", "action": "action", "reward": "reward"}
 """Where it lies in a trajectory."""
 LOUD = 3.0
 """Rewards from nowhere are normal numbers of so many times the largest one that was told."""
@@ -113,8 +114,16 @@ class Audit:
         )
 
 
+class Stepping(Protocol):
+    """A policy of anybody's: these two methods are all that an audit asks for."""
+
+    def init_state(self, streams: int, capacity: int, device: torch.device | str) -> Any: ...
+
+    def step(self, state: Any, step: Step) -> tuple[Tensor, Any]: ...
+
+
 def audit(
-    policy: Agent[Any],
+    policy: Stepping,
     histories: Simulator[Any] | Recording | Trajectory | None = None,
     *,
     spec: Spec | None = None,
@@ -139,7 +148,7 @@ def audit(
 
 
 def _audit(
-    policy: Agent[Any],
+    policy: Stepping,
     histories: Simulator[Any] | Recording | Trajectory | None,
     spec: Spec | None,
     reference: Agent[Any] | Reader | None,
@@ -148,23 +157,21 @@ def _audit(
     seed: int,
     device: torch.device | str,
 ) -> Audit:
-    spec = spec or getattr(policy, "spec", None) or getattr(histories, "spec", None)
-    if spec is None:
-        raise ValueError("audit: this policy has no spec; name the decision problem with spec=")
+    spec = spec or _spec_of(policy, histories)
     checked(episodes, Annotated[int, Between(2, MOST_AUDITED)], "audit: episodes")
     checked(draws, Annotated[int, Between(1, MOST_DRAWS)], "audit: draws")
     checked(seed, Seed, "audit: seed")
     if isinstance(policy, torch.nn.Module):
         policy.eval()
     if isinstance(histories, Trajectory):
-        happened = histories.to(device)
+        trajectory = histories.to(device)
     elif histories is None:
-        happened = random_histories(spec, episodes, seed).to(device)
+        trajectory = random_histories(spec, episodes, seed).to(device)
     else:
-        happened = play(policy, histories, episodes, seed)
-    if len(happened.valid) < 2:
+        trajectory = play(policy, histories, episodes, seed)
+    if len(trajectory.valid) < 2:
         raise ValueError("audit: one episode has no other to take feedback from; bring at least two")
-    return _Auditor(policy, spec, happened, draws, torch.Generator().manual_seed(seed)).audit(reference)
+    return _Auditor(policy, spec, trajectory, draws, torch.Generator().manual_seed(seed)).audit(reference)
 
 
 def audit_run(
@@ -185,10 +192,18 @@ def audit_run(
         return audit(policy, worlds, reference=filter_, episodes=episodes, draws=draws, seed=seed, device=chosen)
 
 
+def _spec_of(policy: Stepping, histories: Simulator[Any] | Recording | Trajectory | None) -> Spec:
+    if isinstance(policy, Policy):
+        return policy.spec
+    if isinstance(histories, Worlds):
+        return histories.spec
+    raise ValueError("audit: this policy has no spec; name the decision problem with spec=")
+
+
 # ---------------------------------------------------------------- histories
 
 
-def play(policy: Agent[Any], simulator: Simulator[Any] | Recording, episodes: int, seed: int) -> Trajectory:
+def play(policy: Stepping, simulator: Simulator[Any] | Recording, episodes: int, seed: int) -> Trajectory:
     """What a policy meets where it samples its actions: feedback differs more than under its arg-max. Nobody plays
     recorded episodes."""
     spec, ids = simulator.spec, torch.arange(episodes)
@@ -199,6 +214,8 @@ def play(policy: Agent[Any], simulator: Simulator[Any] | Recording, episodes: in
         device = next(iter(noise.values())).device
         flat = gumbel(seed, "audit", ids.to(device), spec.horizon * spec.action.count)
         gumbel_BTA = flat.view(-1, spec.horizon, spec.action.count).float()
+    if not isinstance(policy, Agent):
+        raise ValueError(f"audit: {type(policy).__name__} is no uat.contracts.Agent, and cannot play in a simulator")
     return rollout(policy, simulator, noise, gumbel_BTA)
 
 
@@ -214,9 +231,9 @@ def random_histories(spec: Spec, episodes: int, seed: int) -> Trajectory:
             obs = torch.randint(count, shape, generator=generator)
     action, valid = any_actions(spec, shape, generator), torch.ones(shape, dtype=torch.bool)
     reward = torch.randn(shape, generator=generator) / spec.reward_scale
-    done = torch.zeros_like(valid)
-    facts = {name: torch.rand(*shape, *inner, generator=generator) + 0.5 for name, inner in spec.extras.items()}
-    return Trajectory(obs=obs, action=action, reward=reward, done=done, target=action, valid=valid, facts=facts)
+    never = torch.zeros_like(valid)
+    facts = {name: torch.rand(*shape, *inner, generator=generator) + 0.5 for name, inner in spec.facts.items()}
+    return Trajectory(obs=obs, action=action, reward=reward, terminated=never, target=action, valid=valid, facts=facts)
 
 
 def any_actions(spec: Spec, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -229,7 +246,7 @@ def any_actions(spec: Spec, shape: tuple[int, ...], generator: torch.Generator) 
 
 
 @torch.no_grad()
-def answers(agent: Agent[Any], batch: Batch, facts: dict[str, Tensor] | None = None) -> Tensor:
+def answers(agent: Stepping, batch: Batch, facts: dict[str, Tensor] | None = None) -> Tensor:
     """Logits (B, T, A) of histories that are told step by step; facts: what a reference may look at."""
     (streams, steps), device = batch.valid.shape, batch.valid.device
     state, logits = agent.init_state(streams, steps, device), []
@@ -241,7 +258,8 @@ def answers(agent: Agent[Any], batch: Batch, facts: dict[str, Tensor] | None = N
             first=torch.full((streams,), t == 0, device=device),
             allowed=None if batch.allowed is None else batch.allowed[:, t],
         )
-        state = look(agent, state, {name: value[:, t] for name, value in (facts or {}).items()})
+        if facts is not None and isinstance(agent, Agent):
+            state = agent.look(state, {name: value[:, t] for name, value in facts.items()})
         logits_BA, state = agent.step(state, step)
         logits.append(logits_BA)
     return torch.stack(logits, dim=1)
@@ -287,14 +305,14 @@ def by_step(measure: Callable[[Tensor, Tensor], Tensor], p: Tensor, q: Tensor) -
 
 @dataclass(frozen=True, slots=True)
 class _Auditor:
-    policy: Agent[Any]
+    policy: Stepping
     spec: Spec
-    happened: Trajectory
+    trajectory: Trajectory
     draws: int
     generator: torch.Generator
 
     def audit(self, reference: Agent[Any] | Reader | None) -> Audit:
-        batch = self.spec.clock.batch(self.happened)
+        batch = self.spec.clock.batch(self.trajectory)
         before = answers(self.policy, batch)
         found = {channel: self._dependence(channel, batch, before) for channel in CHANNELS}
         largest = max(found[channel][1] for channel in FEEDBACK)
@@ -337,8 +355,8 @@ class _Auditor:
         """The largest change of representation or answer under feedback that has nothing to do with the episode."""
         other = replace(batch, **{FIELDS[channel]: self._loud(channel, batch)})
         changes = [difference(before, answers(self.policy, other))]
-        if features := getattr(self.policy, "features", None):
-            changes.append(difference(features(batch), features(other)))
+        if isinstance(self.policy, Policy):
+            changes.append(difference(self.policy.features(batch), self.policy.features(other)))
         return max(torch.where(batch.valid, change, 0.0).max().item() for change in changes)
 
     def _loud(self, channel: str, batch: Batch) -> Tensor:
@@ -364,9 +382,9 @@ class _Auditor:
     def _witnesses(self, reference: Agent[Any] | Reader) -> list[tuple[int, int]]:
         """How often the reference decides otherwise after other feedback, and how often of these the policy answers
         otherwise too. The reference is told what happened; the policy what its channel tells."""
-        few = self.happened.map(lambda x: x[:WITNESSING])
+        few = self.trajectory.map(lambda x: x[:WITNESSING])
         told = self.spec.clock.batch(few)
-        truth = self.spec.clock.batch(replace(few, told_action=None, told_reward=None))
+        truth = self.spec.clock.batch(replace(few, told=None))
         best, before, found = decisions(reference, truth, few.facts), answers(self.policy, told), []
         last_B1 = told.valid.sum(1, keepdim=True) - 1
         for channels in (("action",), ("reward",), FEEDBACK):
@@ -381,18 +399,18 @@ class _Auditor:
         return found
 
 
-def decisions(reference: Any, batch: Batch, facts: dict[str, Tensor]) -> Tensor:
+def decisions(reference: Agent[Any] | Reader, batch: Batch, facts: dict[str, Tensor]) -> Tensor:
     """Scores (B, T, A) of who decides best; (B, 1, A) of one that reads whole episodes and is asked at their ends."""
-    if hasattr(reference, "step"):
+    if isinstance(reference, Agent):
         return answers(reference, batch, facts)
     return reference.read(batch).every(slice(None))[:, None]
 
 
 def exchanged(batch: Batch, channels: tuple[str, ...], partner_B: Tensor) -> Batch:
-    """Some channels of another episode each, and the steps that are real in both. What happened goes along, for
+    """Some channels of another episode each, and the steps that are real in both. The trajectory goes along, for
     references that read it there."""
     taken: dict[str, Any] = {FIELDS[channel]: getattr(batch, FIELDS[channel])[partner_B] for channel in channels}
-    if batch.happened is not None:
-        own = {HAPPENED[channel]: getattr(batch.happened, HAPPENED[channel])[partner_B] for channel in channels}
-        taken["happened"] = replace(batch.happened, **own)
+    if batch.trajectory is not None:
+        own = {EARNED[channel]: getattr(batch.trajectory, EARNED[channel])[partner_B] for channel in channels}
+        taken["trajectory"] = replace(batch.trajectory, **own)
     return replace(batch, valid=batch.valid & batch.valid[partner_B], **taken)

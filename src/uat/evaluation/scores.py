@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from uat.config import RunConfig, to_json
-from uat.domains import DOMAINS, block_length, episode_count, split_seed, summarised
+from uat.domains import DOMAINS, split_seed
 from uat.evaluation.intervals import interval
 from uat.metrics import Score
 from uat.recipes import recipe
@@ -43,7 +43,7 @@ class Evaluation:
 
     @property
     def block(self) -> float:
-        return block_length(self.config.build_domain())
+        return self.config.build_domain().block
 
     def interval(self, method: str, metric: str) -> tuple[float, float]:
         """95 % interval of the mean over episodes."""
@@ -82,7 +82,7 @@ def _evaluate(
         raise RunError(f"{missing}; continue it with --resume, or score the best weights so far with --unfinished")
     chosen, config = pick_device(device), run.config
     domain = config.build_domain()
-    count = episode_count(domain, "test", config.evaluation.episodes if episodes is None else episodes)
+    count = domain.episode_count("test", config.evaluation.episodes if episodes is None else episodes)
     if episodes not in (None, count):
         raise ValueError(f"episodes={episodes} is not what {config.domain_name} is tested on: all of its {count}")
     policy = load_policy(run.path).to(chosen)
@@ -202,7 +202,7 @@ def _measure(domain: Any, agent: Any, count: int, device: torch.device) -> dict[
     at_once = AT_ONCE if is_policy or agent is None else 128
     with contextlib.closing(player):
         found = play_all(player, count, split_seed("test", 0), domain.measure, at_once)
-    return {name: values.cpu() for name, values in summarised(domain, found).items()}
+    return {name: values.cpu() for name, values in domain.summarise(found).items()}
 
 
 def _flat(found: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
