@@ -53,6 +53,13 @@ def replay(agent: Agent[Any] | Reader | Behaviour | None, recording: Recording, 
     return recording.judged(trajectory, noise, answers)
 
 
+def has_expert(worlds: Simulator[Any] | Recording) -> bool:
+    """Whether an expert can play these worlds."""
+    if isinstance(worlds, Recording):
+        return False
+    return worlds.expert(worlds.reset(worlds.noise(torch.arange(1), 0))[0]) is not None
+
+
 @torch.no_grad()
 def rollout(
     agent: Agent[Any] | Reader | Behaviour | None,

@@ -62,13 +62,13 @@ class Clock:
         """What is told at every step: the observation, the previous action, and the reward that has arrived."""
         if not _fusible(obs, action, reward_BT, valid_BT):
             return self._told(obs, action, reward_BT, valid_BT)
-        from uat.clock_kernel import fused_told
+        from uat.engines.triton.clock import fused_told
 
         lag, scale, none = self.reward_lag, self.reward_scale, (nothing(obs), nothing(action))
         return fused_told(obs, action, reward_BT, valid_BT, lag=lag, scale=scale, none=none)
 
     def _told(self, obs: Tensor, action: Tensor, reward_BT: Tensor, valid_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The slow twin of `clock_kernel.fused_told`."""
+        """The slow twin of `uat.engines.triton.clock.fused_told`."""
         prev_action, prev_reward_BT = shift(action, 1), shift(reward_BT, self.reward_lag)
         return blank(obs, valid_BT), blank(prev_action, valid_BT), blank(prev_reward_BT, valid_BT) * self.reward_scale
 

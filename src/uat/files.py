@@ -119,9 +119,12 @@ def safe_name(text: str, most: int = 150) -> str:
 
 def check_path(value: Any, name: str) -> Path:
     """A path that a caller gives, or a ValueError with the argument's name."""
-    if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str):
+    try:
+        text = os.fspath(value)
+    except Exception:  # anything without a path, and a class of the caller's may raise anything when asked for one
+        text = None
+    if not isinstance(text, str):
         raise ValueError(f"{name}={shown(value)} must be a path: a str or a pathlib.Path")
-    text = os.fspath(value)
     try:
         longest = max(map(len, os.fsencode(text).split(b"/")))
     except UnicodeEncodeError:  # half of a letter

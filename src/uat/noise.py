@@ -28,7 +28,7 @@ def uniform(seed: int, name: str, ids_B: Tensor, count: int) -> Tensor:
     """(B, count) float64 in the open interval (0, 1)."""
     key, ids_B = derive(seed, name), ids_B.long()
     if compiles(ids_B.device):
-        from uat.noise_kernel import fused_uniform
+        from uat.engines.triton.noise import fused_uniform
 
         return fused_uniform(key, ids_B, count)
     return _uniform(key, ids_B, count)
@@ -45,7 +45,7 @@ def gumbel(seed: int, name: str, ids_B: Tensor, count: int) -> Tensor:
 
 
 def _uniform(key: int, ids_B: Tensor, count: int) -> Tensor:
-    """The slow twin of `noise_kernel.fused_uniform`."""
+    """The slow twin of `uat.engines.triton.noise.fused_uniform`."""
     key_B = _mix(_mix(ids_B + key))
     counter = torch.arange(1, count + 1, device=ids_B.device) * GOLDEN
     bits = _mix(key_B[:, None] + counter)

@@ -6,7 +6,7 @@ last bits of every result: training records it.
 
 This is the number of threads that share one operation. Nothing here runs several operations at once, so torch's other
 number (`torch.set_num_interop_threads`) does not matter. NumPy, which the fast step of a session uses, takes its number
-from the environment when it is loaded (OPENBLAS_NUM_THREADS or MKL_NUM_THREADS); `uat.nn.kernels.cpu_step` says when
+from the environment when it is loaded (OPENBLAS_NUM_THREADS or MKL_NUM_THREADS); `uat.engines.cpu` says when
 that matters.
 """
 
@@ -25,6 +25,11 @@ VARIABLE = "UAT_THREADS"
 MOST = max(64, os.cpu_count() or 1)
 
 _around: ContextVar[int | None] = ContextVar("threads of the enclosing block", default=None)
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class ThreadsWarning(UserWarning):

@@ -10,7 +10,7 @@ import uat
 from tests.builders import IN_THE_DARK
 from uat.acting import rollout
 from uat.bench.recompute import Recomputing
-from uat.training.playing import Player
+from uat.engines.rollout import Player
 from uat.training.trainer import build_policy
 
 CPU = torch.device("cpu")

@@ -14,10 +14,10 @@ from uat.acting import rollout
 from uat.config import override
 from uat.contracts import Agent, Reader, Recording, Simulator, read_by_steps
 from uat.domains import DOMAINS, Domain, split_seed
+from uat.engines.rollout import Player
 from uat.episode import Step, Trajectory
 from uat.recipes import pairs, recipe
 from uat.spec import Assets, Discrete, Items, Spec, Vector
-from uat.training.playing import Player
 
 B, SEED = 12, 7
 SPLITS = ("train", "validation", "test")

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from uat.config import RunConfig, override
 from uat.domains import split_seed
 from uat.domains.darkroom.filter import DarkRoomFilter
+from uat.engines.rollout import Player, play_all
 from uat.evaluation import evaluate
 from uat.evaluation.scores import CEILING, EXPERT, RANDOM, Evaluation, gap_closed, reference_episodes
 from uat.evaluation.tables import columns
@@ -25,7 +26,6 @@ from uat.tensor_files import RunError, read_tensors
 from uat.training import train
 from uat.training.checkpoint import STATE
 from uat.training.epoch import Epoch
-from uat.training.playing import Player, play_all
 
 METRICS = ("accuracy", "optimal_accuracy", "efficiency", "return")
 KEYS = ["run", "method", "domain", "task", "setting", "split", "seed", "metric", "value", "n"]

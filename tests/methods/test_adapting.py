@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tests.builders import SPECS, build, build_random, moments, random_batch, stream
 from uat.config import RunConfig, override
+from uat.engines.rollout import Player
 from uat.episode import Step, Trajectory
 from uat.evaluation import evaluate
 from uat.methods import METHODS, Policy
@@ -23,7 +24,6 @@ from uat.spec import Spec
 from uat.tensor_files import RunError
 from uat.threads import cpu_threads
 from uat.training import train
-from uat.training.playing import Player
 from uat.training.progress import Progress
 
 ADAPTING = [name for name, method in METHODS.items() if method.policy.trains_as is not None]

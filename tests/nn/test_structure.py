@@ -14,15 +14,16 @@ from torch.nn.utils import parametrizations, prune
 
 from tests.builders import CPU, SPECS, build_random, largest, moments, random_batch, stream
 from uat import Session
+from uat.engines import kernels
+from uat.engines.cpu import CPUStep
 from uat.methods import METHODS as ALL_METHODS
 from uat.methods import Policy
 from uat.methods.policy import TransformerPolicy
 from uat.methods.uat import UAT, UATConfig
 from uat.methods.vanilla import Vanilla
-from uat.nn import kernels, structure
+from uat.nn import structure
 from uat.nn.encoders import VectorEncoder, ZeroMap
 from uat.nn.heads import DiscreteHead, WeightsHead
-from uat.nn.kernels.cpu_step import CPUStep
 from uat.serving.session import open_fast
 from uat.spec import Spec
 

@@ -23,6 +23,13 @@ class Odd:
         raise RuntimeError("no name")
 
 
+class PathThatRaises:
+    """Has a path, and raises when asked for it."""
+
+    def __fspath__(self) -> str:
+        raise OSError("no path")
+
+
 NO_PATHS: dict[str, Any] = {
     "None": None,
     "number": 1.5,
@@ -32,6 +39,7 @@ NO_PATHS: dict[str, Any] = {
     "tensor": torch.zeros(2),
     "class": Path,
     "odd": Odd(),
+    "raises": PathThatRaises(),
     "empty": "",
     "null": "a\0b",
     "long": "x" * 300,

@@ -19,6 +19,7 @@ from uat.acting import Behaviour, rollout
 from uat.config import RunConfig, TrainConfig, override
 from uat.contracts import choose
 from uat.domains import split_seed
+from uat.engines.rollout import Player
 from uat.episode import Batch, Losses, Step, Trajectory
 from uat.methods import METHODS, Method, Phase, Policy
 from uat.nn.heads import build_head
@@ -27,7 +28,6 @@ from uat.runs import Run
 from uat.spec import Spec
 from uat.training import train
 from uat.training.optimizing import build_optimizer, rate_of
-from uat.training.playing import Player
 from uat.training.trainer import Trainer
 
 IDS = torch.arange(400)

@@ -13,6 +13,7 @@ from torch import Tensor
 import uat.domains.movielens.episodes as module
 from tests.builders import build_random, random_batch
 from uat.config import RunConfig, override
+from uat.engines.rollout import Player
 from uat.evaluation.scores import evaluate
 from uat.methods import METHODS, Policy
 from uat.nn import vocabulary
@@ -22,7 +23,6 @@ from uat.runs import Run
 from uat.serving import Session
 from uat.spec import Discrete, Items, Spec
 from uat.training import train
-from uat.training.playing import Player
 from uat.training.progress import Progress
 from uat.training.trainer import Trainer, build_policy
 

@@ -15,6 +15,7 @@ import torch
 import uat
 from tests.training.small_runs import TINY, Crash, crash_at, numbers, tiny
 from uat.cli import main
+from uat.engines.rollout import Player
 from uat.methods.policy import Policy
 from uat.paper.demo import demo
 from uat.paper.mechanism import kinetics_of
@@ -26,7 +27,6 @@ from uat.runs import Run
 from uat.tensor_files import read_tensors
 from uat.threads import MOST, VARIABLE, ThreadsWarning, cpu_threads, thread_count
 from uat.training.checkpoint import STATE
-from uat.training.playing import Player
 
 pytestmark = pytest.mark.usefixtures("without_tensorboard", "save_always")
 

@@ -21,12 +21,12 @@ from uat.bench.recompute import Recomputing
 from uat.bench.timing import Call
 from uat.config import RunConfig, override
 from uat.domains import split_seed
+from uat.engines.graph import InTurn, own_stream
 from uat.episode import Trajectory
 from uat.methods import Policy
 from uat.methods.policy import TransformerPolicy
 from uat.recipes import recipe
 from uat.runs import Run
-from uat.training.capture import InTurn, own_stream
 from uat.training.trainer import Trainer
 
 CASES = {

@@ -19,11 +19,11 @@ from uat.bench.cases import set_path
 from uat.bench.recompute import History, Recomputing
 from uat.bench.timing import Call
 from uat.config import RunConfig, override, setting_names
+from uat.engines.graph import Captured
 from uat.episode import Step
 from uat.methods import Policy
 from uat.nn.cache import KVCache
 from uat.serving import Session
-from uat.training.capture import Captured
 from uat.training.trainer import build_policy
 
 

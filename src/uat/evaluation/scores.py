@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from uat.acting import has_expert
 from uat.config import RunConfig, to_json
 from uat.domains import DOMAINS, split_seed
+from uat.engines.rollout import AT_ONCE, Player, play_all
 from uat.evaluation.intervals import interval
 from uat.metrics import Score
 from uat.recipes import recipe
@@ -21,7 +23,6 @@ from uat.settings import Episodes, checked
 from uat.tensor_files import RunError, read_tensors, write_tensors
 from uat.threads import cpu_threads
 from uat.training.checkpoint import standing_of
-from uat.training.playing import AT_ONCE, Player, play_all
 from uat.training.surroundings import current, pick_device, precision
 
 CEILING, EXPERT, RANDOM = "ceiling", "expert", "random"
@@ -141,10 +142,13 @@ def variant_of(config: RunConfig) -> list[str]:
 
 
 def reference_episodes(run: Run, count: int, device: torch.device) -> dict[str, dict[str, Tensor]]:
-    """What the filter, the expert and chance score, told the truth; worked out once and kept in the run folder."""
+    """What the filter, the expert and chance score, where there are any: they are told the truth. Worked out once and
+    kept in the run folder."""
     domain, file = run.config.build_true_domain(), run.file("references.safetensors")
     references = domain.references()
-    agents: dict[str, Any] = {**references, EXPERT: references.get(EXPERT)}
+    agents: dict[str, Any] = dict(references)
+    if EXPERT in references or has_expert(domain.simulator("test", device)):
+        agents[EXPERT] = references.get(EXPERT)
     revision = DOMAINS[run.config.domain_name].revision
     key = {
         "domain": run.config.domain_name,

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from uat.engines import kernels
 from uat.episode import Batch, Step
 from uat.methods.policy import Policy
-from uat.nn import kernels
 from uat.nn.blocks import BackboneConfig, Trace
 from uat.nn.gated import GatedTransformer, Memory, StreamState
 from uat.nn.heads import build_head

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from uat.acting import Behaviour
 from uat.contracts import Agent, Answers
+from uat.engines import kernels
 from uat.episode import Batch, Losses, Noise, Step, Trajectory, masked_sum
-from uat.nn import kernels, structure
+from uat.nn import structure
 from uat.nn.blocks import Trace, Transformer
 from uat.nn.cache import KVCache
 from uat.nn.heads import Head, HeadAnswers

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from uat.contracts import choose
+from uat.engines import kernels
 from uat.episode import Batch, Noise, Step, Trajectory
 from uat.methods.policy import TransformerPolicy
-from uat.nn import kernels
 from uat.nn.blocks import Trace, Transformer, TransformerConfig
 from uat.nn.cache import KVCache
 from uat.nn.heads import build_head

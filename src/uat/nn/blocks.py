@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from uat.nn import kernels
+from uat.engines import kernels
 from uat.nn.attention import Attention
 from uat.nn.cache import KVCache, Window
 from uat.nn.encoders import build_observation_encoder

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from uat.nn import kernels
+from uat.engines import kernels
 
 
 class Dropout(nn.Module):

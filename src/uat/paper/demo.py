@@ -10,6 +10,7 @@ from torch import Tensor
 
 from uat import __version__
 from uat.domains import split_seed
+from uat.engines.rollout import Player
 from uat.episode import Trajectory
 from uat.evaluation.scores import CEILING, EXPERT, RANDOM, Evaluation, evaluate, gap_closed
 from uat.methods import Policy
@@ -17,7 +18,6 @@ from uat.paper.page import write_page
 from uat.recipes import recipe
 from uat.runs import Run, load_policy, manifest
 from uat.threads import cpu_threads
-from uat.training.playing import Player
 from uat.training.surroundings import pick_device
 from uat.training.trainer import ShowProgress, train
 

@@ -24,6 +24,7 @@ from uat.archives import read_arrays, required, write_arrays
 from uat.clock import NO_ACTION
 from uat.config import Precision, TrainConfig
 from uat.domains.movielens.ranking import Ranking
+from uat.engines.graph import captured_or_none
 from uat.episode import Batch, TensorFields
 from uat.files import FileError
 from uat.methods import METHODS, Policy
@@ -32,7 +33,6 @@ from uat.noise import derive, uniform
 from uat.settings import Count, Epochs, Scale, Seed, Steps, check_fields
 from uat.spec import Discrete, Items, Spec
 from uat.threads import cpu_threads
-from uat.training.capture import captured_or_none
 from uat.training.optimizing import build_optimizer, optimize
 from uat.training.surroundings import precision, seeded
 

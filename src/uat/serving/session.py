@@ -19,12 +19,12 @@ from torch import Tensor
 
 from uat.checks import Array, as_tensor
 from uat.contracts import Agent, choose
+from uat.engines.cpu import CPUStep
 from uat.episode import Step
 from uat.methods import Policy
 from uat.methods.policy import TransformerPolicy
 from uat.methods.uat import UAT
 from uat.methods.vanilla import Vanilla
-from uat.nn.kernels.cpu_step import CPUStep
 from uat.serving.entrance import Entrance, Values
 from uat.serving.fused import FusedStep
 from uat.settings import Count, Steps, checked, shown

@@ -16,15 +16,15 @@ from torch import Tensor
 
 from uat.config import RunConfig
 from uat.domains import split_seed
+from uat.engines.graph import Captured, InTurn, captured_or_none
+from uat.engines.rollout import Player
+from uat.engines.warm_up import rehearse
 from uat.episode import Trajectory
 from uat.methods import Phase, Policy
 from uat.noise import derive, integers
-from uat.training.capture import Captured, InTurn, captured_or_none
 from uat.training.checkpoint import Checkpoint
 from uat.training.optimizing import optimize, set_rates
-from uat.training.playing import Player
 from uat.training.ranks import ALONE, Ranks
-from uat.training.rehearsal import rehearse
 
 
 class Epoch:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from uat.config import TrainConfig
+from uat.engines import kernels
 from uat.episode import Batch
 from uat.methods import Phase, Policy
-from uat.nn import kernels
 from uat.training.ranks import ALONE, Ranks
 
 

@@ -18,12 +18,12 @@ from pathlib import Path
 import torch
 
 from uat.config import RunConfig
+from uat.engines.graph import InTurn, own_stream
 from uat.files import check_path
 from uat.noise import derive
 from uat.runs import Run
 from uat.settings import checked
 from uat.threads import cpu_threads
-from uat.training.capture import InTurn, own_stream
 from uat.training.progress import Progress
 from uat.training.surroundings import current, pick_device, precision, seeded
 from uat.training.trainer import ShowProgress, Trainer

@@ -18,6 +18,8 @@ from torch import Tensor
 from uat.config import RunConfig, to_json
 from uat.contracts import Recording
 from uat.domains import Domain, split_seed
+from uat.engines.graph import InTurn
+from uat.engines.rollout import AT_ONCE, Player, play_all
 from uat.files import check_path
 from uat.methods import METHODS, Phase, Policy, training_name
 from uat.metrics import Metric
@@ -26,12 +28,10 @@ from uat.runs import Run, first_difference
 from uat.settings import checked
 from uat.tensor_files import RunError
 from uat.threads import ThreadsWarning, cpu_threads
-from uat.training.capture import InTurn
 from uat.training.checkpoint import STATE, Checkpoint, DivergedError, adopt
 from uat.training.epoch import Epoch
 from uat.training.memory import check_memory
 from uat.training.optimizing import build_optimizer
-from uat.training.playing import AT_ONCE, Player, play_all
 from uat.training.progress import Progress
 from uat.training.ranks import ALONE, Ranks, joined, own_folder
 from uat.training.surroundings import current, pick_device, precision, seeded

@@ -193,7 +193,7 @@ class DarkRoomSimulator(Simulator[World]):
         return Transition(after, self._observe(after), reward_B, self._terminated(after))
 
     def _fused_step(self, world: World, action: Tensor) -> Transition[World]:
-        from uat.domains.darkroom.kernel import move
+        from uat.engines.triton.darkroom import move
 
         after = replace(world, t=world.t + 1)
         fires_B, coin_B = world.fires_BT[:, after.t], world.coin_BT[:, min(after.t, self.spec.horizon - 1)]
@@ -207,7 +207,7 @@ class DarkRoomSimulator(Simulator[World]):
         return self.fused and type(self) is DarkRoomSimulator
 
     def inside(self, noise: Noise) -> Inside:
-        from uat.domains.darkroom.kernel import inside
+        from uat.engines.triton.darkroom import inside
 
         return inside(self, noise)
 

@@ -190,7 +190,7 @@ class SepsisSimulator(Simulator[World]):
         return Transition(after, self._observe(after), reward_B, terminated_B)
 
     def _fused_step(self, world: World, action: Tensor) -> Transition[World]:
-        from uat.domains.sepsis.kernel import treat
+        from uat.engines.triton.sepsis import treat
 
         action = action.contiguous()
         found = treat(self, world, action)

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from uat.domains import split_seed
+from uat.engines.rollout import Player
 from uat.episode import Batch, Trajectory
 from uat.evaluation.intervals import interval
 from uat.methods import Policy
@@ -24,7 +25,6 @@ from uat.methods.policy import TransformerPolicy
 from uat.nn.utility import UtilityGates
 from uat.runs import Run, load_policy
 from uat.threads import cpu_threads
-from uat.training.playing import Player
 from uat.training.surroundings import pick_device, precision
 
 Floats = NDArray[np.float64]

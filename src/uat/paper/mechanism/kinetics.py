@@ -9,9 +9,9 @@ import torch
 
 from uat.domains import split_seed
 from uat.domains.sepsis.kinetics import Kinetics, kinetics
+from uat.engines.rollout import Player
 from uat.runs import Run, load_policy
 from uat.threads import cpu_threads
-from uat.training.playing import Player
 from uat.training.surroundings import pick_device
 
 EPISODES = 64

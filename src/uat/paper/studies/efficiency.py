@@ -22,10 +22,10 @@ from typing import Any
 import torch
 
 from uat.config import RunConfig
+from uat.engines.rollout import Player
 from uat.recipes import recipe
 from uat.runs import Run, manifest
 from uat.threads import cpu_threads, thread_count
-from uat.training.playing import Player
 from uat.training.surroundings import pick_device, precision, seeded
 from uat.training.trainer import Trainer, build_policy
 

@@ -30,9 +30,9 @@ from uat.rows import EFFICIENCY
 from uat.runs import Run
 from uat.tensor_files import read_tensors
 from uat.terminal import say
-from uat.threads import cpu_threads, thread_count
+from uat.threads import cores, cpu_threads, thread_count
 from uat.training.progress import Board, show_board
-from uat.training.surroundings import cores, pick_device
+from uat.training.surroundings import pick_device
 
 
 @dataclass(slots=True)

@@ -1,0 +1,153 @@
+"""Fused fast paths, each beside its slow twin. Their compilers are loaded when a path is taken, never before."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from uat.compiling import compiles, shared_memory
+
+if TYPE_CHECKING:
+    from uat.contracts import Inside
+    from uat.episode import Batch, Step
+    from uat.nn.blocks import Transformer
+    from uat.nn.cache import KVCache
+    from uat.nn.heads import Head
+    from uat.nn.utility import UtilityGates
+    from uat.spec import Spec
+
+
+def unfit(backbone: Transformer, utility: UtilityGates | None) -> str | None:
+    """Why a policy cannot take the fused step on its device; None if it can."""
+    if backbone.positions.device.type != "cuda":
+        return "the fused step needs CUDA"
+    if importlib.util.find_spec("triton") is None:
+        return "the fused step needs triton"
+    if not compiles(backbone.positions.device):
+        return "the fused step needs an NVIDIA GPU of compute capability 8.0 or newer, whose instructions it names"
+    from uat.engines.triton.step import memory_taken
+    from uat.engines.triton.step import unfit as too_odd
+
+    reason, room = too_odd(backbone, utility), shared_memory(backbone.positions.device)
+    if reason is None and (most := memory_taken(backbone, utility)) > room:
+        reason = (
+            f"a program takes up to {most // 1024} KB of shared memory, and this device has {room // 1024}; "
+            "with precision tf32 it takes less"
+        )
+    return None if reason is None else f"no fused step: {reason}"
+
+
+def unfit_pass(backbone: Transformer, utility: UtilityGates | None, steps: int) -> str | None:
+    """Why training on episodes of so many steps cannot take the fused pass; None if it can."""
+    if (reason := unfit(backbone, utility)) is not None:
+        return reason.replace("fused step", "fused pass")
+    from uat.engines.triton.train import unfit as too_odd
+
+    reason = too_odd(backbone, steps)
+    return None if reason is None else f"no fused pass: {reason}"
+
+
+def fused_features(backbone: Transformer, utility: UtilityGates | None, batch: Batch) -> Tensor:
+    """h (B, T, D) of whole episodes with fast gradients, by Triton."""
+    from uat.engines.triton.train import fused_features as fused
+
+    return fused(backbone, utility, batch)
+
+
+def fused_attend(backbone: Transformer, x_BTD: Tensor) -> Tensor:
+    """h (B, T, D) of tokens with fast gradients, by Triton."""
+    from uat.engines.triton.train import fused_attend as fused
+
+    return fused(backbone, x_BTD)
+
+
+def fused_nll(head: Head, h_BTD: Tensor, target_BT: Tensor, valid_BT: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The sum of -log π(target) over real steps, and how many there are, by Triton; None: this head is none for it."""
+    from uat.engines.triton import nll as triton_nll
+
+    if not triton_nll.fits(head, h_BTD):
+        return None
+    return triton_nll.fused_nll(head, h_BTD, target_BT, valid_BT)
+
+
+def pack(backbone: Transformer, utility: UtilityGates | None) -> Any:
+    """The weights as the fused step reads them."""
+    from uat.engines.triton.step import pack as side_by_side
+
+    return side_by_side(backbone, utility)
+
+
+def fused_step(
+    backbone: Transformer,
+    utility: UtilityGates | None,
+    head: Head,
+    step: Step,
+    cache: KVCache,
+    ubar_BU: Tensor | None = None,
+    gumbel_BA: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Logits (B, A) of one step of every stream, and the choice (B,) among ids, by Triton."""
+    from uat.engines.triton.step import fused_step as fused
+
+    return fused(backbone, utility, head, step, cache, ubar_BU, gumbel_BA)
+
+
+def fused_token(backbone: Transformer, x_BD: Tensor, cache: KVCache) -> Tensor:
+    """h (B, D) of one token of every stream, by Triton."""
+    from uat.engines.triton.step import fused_token as fused
+
+    return fused(backbone, x_BD, cache)
+
+
+def fused_play(
+    backbone: Transformer,
+    utility: UtilityGates | None,
+    head: Head,
+    spec: Spec,
+    streams: int,
+    world: Inside,
+    gumbel_BTA: Tensor | None,
+) -> Tensor:
+    """The actions (B, T) of one episode in each world, by Triton."""
+    from uat.engines.triton.play import fused_play as fused
+
+    return fused(backbone, utility, head, spec, streams, world, gumbel_BTA)
+
+
+def plays(backbone: Transformer, head: Head, spec: Spec) -> bool:
+    """Whether a policy whose step is fused can play whole episodes in one launch."""
+    from uat.engines.triton.play import fits
+
+    return fits(backbone, head, spec)
+
+
+def can_drop(x: Tensor) -> bool:
+    """Whether `fused_dropout` takes this tensor."""
+    return compiles(x.device) and x.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
+
+
+def fused_dropout(x: Tensor, seed: Tensor, share: float) -> Tensor:
+    """x with a share of it dropped, as the seed decides, by Triton."""
+    from uat.engines.triton.dropout import fused_dropout as fused
+
+    return fused(x, seed, share)
+
+
+def can_descend(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `fused_adam` takes a step of this optimizer."""
+    first = next((p for group in optimizer.param_groups for p in group["params"]), None)
+    if first is None or not compiles(first.device):
+        return False
+    from uat.engines.triton.adam import fits
+
+    return fits(optimizer)
+
+
+def fused_adam(optimizer: torch.optim.Optimizer, clip: float) -> Tensor:
+    """A step of Adam along the clipped gradient, and the gradient's norm () before clipping, by Triton."""
+    from uat.engines.triton.adam import fused_adam as fused
+
+    return fused(optimizer, clip)

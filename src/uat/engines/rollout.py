@@ -1,0 +1,192 @@
+"""Many episodes of one agent: the plain loop on a CPU, one captured graph per rollout on CUDA, the same worlds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from uat.acting import Behaviour, rollout
+from uat.contracts import Agent, Reader, Recording, Simulator
+from uat.engines.graph import Captured, captured_or_none
+from uat.episode import Noise, Trajectory
+from uat.methods import Policy
+from uat.noise import gumbel
+from uat.spec import Discrete
+
+AHEAD, MOST_BYTES = 32, 32 * 2**20
+"""Batches whose noise is drawn at once on CUDA, and the memory that may be kept for it; drawing takes some more."""
+ALIGNED = 16
+"""Bytes of which the place of a tensor is a multiple."""
+
+
+class Place(NamedTuple):
+    """Where a tensor lies among others, in bytes."""
+
+    begin: int
+    end: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+Places = dict[str, Place]
+
+
+def side_by_side(noise: Noise, batches: int) -> tuple[Tensor, Places]:
+    """The noise of so many batches, in bytes: a row for each batch, so that one copy brings all of it."""
+    places, at = Places(), 0
+    for name, value in noise.items():
+        end = at + value.nbytes // batches
+        places[name] = Place(at, end, value.dtype, (len(value) // batches, *value.shape[1:]))
+        at = -(-end // ALIGNED) * ALIGNED
+    device = next(iter(noise.values())).device
+    rows = torch.empty(batches, at, dtype=torch.uint8, device=device)
+    for name, value in noise.items():
+        rows[:, places[name].begin : places[name].end] = value.reshape(batches, -1).view(torch.uint8)
+    return rows, places
+
+
+def apart(row: Tensor, places: Places) -> Noise:
+    """The tensors that lie in one row of these; they share its memory."""
+    return {name: row[p.begin : p.end].view(p.dtype).view(p.shape) for name, p in places.items()}
+
+
+class Drawn(NamedTuple):
+    """The noise of successive batches of so many episodes."""
+
+    seed: int
+    begin: int
+    end: int
+    each: int
+    rows: Tensor
+    """Each batch's; see `side_by_side`."""
+    places: Places
+
+    def holds(self, seed: int, begin: int, count: int) -> bool:
+        same = seed == self.seed and count == self.each and (begin - self.begin) % count == 0
+        return same and self.begin <= begin < self.end
+
+    def next(self, begin: int, count: int) -> int:
+        """How many batches of so many to draw from here. Whoever goes on gets twice as many as before, while they fit;
+        whoever starts again, as with each validation, all that it came to, if they do."""
+        batches, taken = (self.end - self.begin) // count, self.rows.nbytes
+        if (begin - self.begin) % count:
+            return 1  # one that lies between those of before: nobody goes through batches so
+        if begin >= self.end:
+            return max(1, min(AHEAD, 2 * batches) if 2 * taken <= MOST_BYTES else batches)
+        again = self.end - begin
+        return max(1, again // count) if taken * again <= MOST_BYTES * (self.end - self.begin) else 1
+
+
+class Player:
+    """Plays any episodes, given by id, `streams` at a time."""
+
+    def __init__(
+        self,
+        agent: Agent[Any] | Reader | Behaviour | None,
+        simulator: Simulator[Any] | Recording,
+        *,
+        device: torch.device,
+        sampled: bool,
+    ) -> None:
+        self.agent, self.simulator, self.device, self.sampled = agent, simulator, device, sampled
+        self.stream = "behaviour" if isinstance(agent, Behaviour) else "actions"
+        """The random stream that its actions are sampled with."""
+        self.captured: Captured[Trajectory] | None = None
+        self.capturable = True
+        """False once a capture has failed."""
+        self.row, self.places = torch.empty(0), Places()
+        """The noise that the captured rollout reads, written into the same tensor each time."""
+        self.drawn: Drawn | None = None
+        self.path = self._choose_path()
+
+    def _choose_path(self) -> str:
+        """Which code will run, for whoever watches: no silent fallback to a slow one."""
+        if self.device.type != "cuda":
+            return f"{self.device.type} eager"
+        if not isinstance(self.agent, Policy):
+            return "cuda graph"
+        reason = self.agent.fuse()
+        return f"cuda graph, {reason or ('fused rollout' if self.agent.plays(self.simulator) else 'fused step')}"
+
+    def play(self, episode_ids: Tensor, seed: int) -> Trajectory:
+        """One episode per id. Where it is captured, the next call with as many ids writes over the result."""
+        if self.device.type != "cuda":
+            return self._rollout(self.noise(episode_ids, seed))
+        row, places = self._drawn_ahead(episode_ids, seed)
+        if not self.capturable:
+            return self._rollout(apart(row, places))
+        if self.captured is None or self.places != places:
+            self.row, self.places = row.clone(), places
+            noise = apart(self.row, places)
+            self.captured = captured_or_none(lambda: self._rollout(noise), "the rollout")
+            if self.captured is None:
+                self.capturable, self.path = False, self.path.replace("cuda graph", "cuda eager, no graph")
+                return self._rollout(apart(row, places))
+        self.row.copy_(row)
+        return self.captured()
+
+    def rehearsal(self, episodes: int) -> Callable[[], Trajectory]:
+        """A call of what `play` launches with so many ids; noise is drawn now."""
+        noise = self.noise(torch.arange(episodes), 0)
+        return lambda: self._rollout(noise)
+
+    def close(self) -> None:
+        """Give back what was captured and drawn; whoever plays on captures anew."""
+        if self.captured is not None:
+            self.captured.close()
+        self.captured = self.drawn = None
+
+    def noise(self, episode_ids: Tensor, seed: int) -> Noise:
+        noise = self.simulator.noise(episode_ids, seed)
+        spec = self.simulator.spec
+        played = not isinstance(self.simulator, Recording)
+        if played and self.sampled and isinstance(spec.action, Discrete):
+            ids_B = episode_ids.to(self.device, non_blocking=True)
+            flat = gumbel(seed, self.stream, ids_B, spec.horizon * spec.action.count)
+            noise["actions"] = flat.view(-1, spec.horizon, spec.action.count).float()
+        return noise
+
+    def _drawn_ahead(self, episode_ids: Tensor, seed: int) -> tuple[Tensor, Places]:
+        """The noise of these episodes, side by side. Where one batch follows another, it is drawn for several: its
+        launches cost once."""
+        begin, count = int(episode_ids[0]), len(episode_ids)
+        if not torch.equal(episode_ids, torch.arange(begin, begin + count)):
+            rows, places = side_by_side(self.noise(episode_ids, seed), 1)
+            return rows[0], places
+        drawn = self.drawn
+        if drawn is None or not drawn.holds(seed, begin, count):
+            batches = 1 if drawn is None or drawn.seed != seed else drawn.next(begin, count)
+            end = begin + count * batches
+            rows, places = side_by_side(self.noise(torch.arange(begin, end), seed), batches)
+            drawn = self.drawn = Drawn(seed, begin, end, count, rows, places)
+        return drawn.rows[(begin - drawn.begin) // count], drawn.places
+
+    def _rollout(self, noise: Noise) -> Trajectory:
+        if isinstance(self.agent, torch.nn.Module):
+            self.agent.eval()
+        world = {name: value for name, value in noise.items() if name != "actions"}
+        return rollout(self.agent, self.simulator, world, noise.get("actions"))
+
+
+AT_ONCE = 1024
+"""Episodes that are judged at a time."""
+
+
+def play_all(
+    player: Player, episodes: int, seed: int, measure: Callable[[Trajectory], dict[str, Tensor]], at_once: int = AT_ONCE
+) -> dict[str, Tensor]:
+    """The metrics of episodes 0 .. n-1, in batches of one size (the last is filled up and cut); still on the device.
+
+    NaN where an episode leaves a metric undefined: means are taken over the others.
+    """
+    at_once = min(at_once, episodes)
+    parts: dict[str, list[Tensor]] = {}
+    for begin in range(0, episodes, at_once):
+        measured = measure(player.play(torch.arange(begin, begin + at_once), seed))
+        for name, values in measured.items():
+            own = values[: episodes - begin].to(torch.float64, copy=True)  # the next play may write over what it gave
+            parts.setdefault(name, []).append(own)
+    return {name: torch.cat(values) for name, values in parts.items()}

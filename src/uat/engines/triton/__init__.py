@@ -1,0 +1,1 @@
+"""Triton kernels, each beside its slow twin. Nothing here is imported before a path that uses it is taken."""

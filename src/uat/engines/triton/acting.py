@@ -1,0 +1,277 @@
+"""What a program does in one step of its streams, from the observation to the action: the parts of `_step` and `_play`
+(Triton).
+
+Everything is in registers, and a stream has a row for each of its heads, all alike. Warps share rows: they wait for
+each other wherever a sum runs along one, and before each product for its left factor.
+
+Shapes: D width, H heads, E head size, S capacity, F feed-forward, U utility width, L layers, A actions, J width of an
+action's embedding.
+"""
+
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from uat.engines.triton.parts import (
+    LOG2_E,
+    diagonal,
+    fetched,
+    fetched_some,
+    inverse,
+    late,
+    normed_at_once,
+    rectified,
+    rounded,
+    tanh,
+    times,
+    times_loaded,
+    times_some,
+)
+from uat.engines.triton.past import look_back, pasts
+from uat.engines.triton.tensor_core_layout import dealt, dealt_diagonal, key_place, value_place
+
+SMALL = tl.constexpr(64 * 64)
+"""Most weights of a matrix in float32 that registers hold while they are on their way."""
+
+
+@triton.jit
+def _asked(w, PART: tl.constexpr, D: tl.constexpr, E: tl.constexpr, UTILITY: tl.constexpr):
+    """W, W^u and U of queries, keys or values, on their way."""
+    found = (dealt(w + PART * D * D, D, D),)
+    if UTILITY:
+        found += (dealt(w + (3 + PART) * D * D, D, D), dealt_diagonal(w + (6 + PART) * D * D, D, E))
+    return found
+
+
+@triton.jit
+def _projected(y, gate, weights, PRECISION: tl.constexpr, UTILITY: tl.constexpr):
+    out = times_loaded(y, weights[0], PRECISION)
+    if UTILITY:
+        out += gate * times_loaded(y, weights[1], PRECISION)
+        out += times_loaded(gate, weights[2], PRECISION)
+    return out
+
+
+@triton.jit
+def encoding(
+    encode_w, encode_b, d,
+    WIDTH: tl.constexpr, WIDTH_ROOM: tl.constexpr, ENCODE: tl.constexpr,
+):  # fmt: skip
+    """W^E and its bias, where `embed` takes a vector."""
+    weight, bias = d, d
+    if ENCODE == "map":
+        o = tl.arange(0, WIDTH_ROOM)
+        weight = tl.load(encode_w + d[None, :] * WIDTH + o[:, None], mask=(o < WIDTH)[:, None], other=0.0)
+        bias = tl.load(encode_b + d)
+    return weight, bias
+
+
+@triton.jit
+def embed(seen, weight, bias, encode_w, d, D: tl.constexpr, ENCODE: tl.constexpr, OUTSIDE: tl.constexpr):
+    """W^E o of what is seen: a vector, ids, or what is embedded already."""
+    x = seen
+    if ENCODE == "map":
+        x = times_loaded(seen, weight, OUTSIDE) + bias[None, :]
+    elif ENCODE == "ids":
+        x = tl.load(encode_w + seen[:, None] * D + d[None, :], mask=(seen >= 0)[:, None], other=0.0)
+    return x
+
+
+@triton.jit
+def place(x, position, norm_w, norm_b, d, D: tl.constexpr, PRECISION: tl.constexpr):
+    """With the embedding of its place, through the first norm."""
+    return normed_at_once(x + position, tl.load(norm_w + d), tl.load(norm_b + d), D, PRECISION)
+
+
+@triton.jit
+def look_up(action, table_ptr, j, J: tl.constexpr):
+    """f_a(a); nothing where there was no action."""
+    known = (action >= 0)[:, None] & (j < J)[None, :]
+    return fetched_some(table_ptr + action[:, None] * J + j[None, :], known)
+
+
+@triton.jit
+def hearing(
+    w1_ptr, w2_ptr, regime_ptr, d,
+    J: tl.constexpr, J_ROOM: tl.constexpr, HIDDEN: tl.constexpr, U: tl.constexpr,
+):  # fmt: skip
+    """The weights that `hear` takes, where they are small enough to be read ahead of time."""
+    j, unit, u = tl.arange(0, J_ROOM), tl.arange(0, HIDDEN), tl.arange(0, U)
+    w1 = tl.load(w1_ptr + unit[None, :] * (J + 1) + j[:, None], mask=(j <= J)[:, None], other=0.0)
+    w2 = tl.load(w2_ptr + u[None, :] * HIDDEN + unit[:, None])
+    return w1, w2, tl.load(regime_ptr + d[None, :] * U + u[:, None])
+
+
+@triton.jit
+def hear(
+    said, reward, before, first, weights, w1_ptr, w2_ptr, regime_ptr, d,
+    J: tl.constexpr, J_ROOM: tl.constexpr, HIDDEN: tl.constexpr, U: tl.constexpr, DECAY: tl.constexpr,
+    READ: tl.constexpr, OUTSIDE: tl.constexpr,
+):  # fmt: skip
+    """From feedback, f_a(a) and r, to u, the regime state and its gate. READ: whether the weights are; else each is
+    read when its turn comes, as shared memory does not hold them all."""
+    j, unit, u = tl.arange(0, J_ROOM), tl.arange(0, HIDDEN), tl.arange(0, U)
+    said = tl.where(j[None, :] == J, reward[:, None], said)  # [f_a(a); r]
+    if READ:
+        w1, w2, regime = weights
+        now = times_loaded(tl.maximum(times_loaded(said, w1, OUTSIDE), 0.0), w2, OUTSIDE)
+    else:
+        now = tl.maximum(times_some(said, w1_ptr, unit, j, J + 1, OUTSIDE), 0.0)
+        now = times(now, w2_ptr, u, unit, HIDDEN, OUTSIDE)
+    ubar = DECAY * tl.where(first[:, None], 0.0, before) + (1 - DECAY) * now
+    rho = times_loaded(ubar, regime, OUTSIDE) if READ else times(ubar, regime_ptr, d, u, U, OUTSIDE)
+    return now, ubar, tanh(rho)
+
+
+@triton.jit
+def think(
+    x, now, rho, length, seat, start, live, row, d,
+    matrices_ptr, vectors_ptr, token_ptr, kv_ptr, B, S, KV,
+    D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, F: tl.constexpr, L: tl.constexpr, SCALE: tl.constexpr,
+    REAL: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    SINGLE: tl.constexpr, EVEN: tl.constexpr, DEALT: tl.constexpr, AT_ONCE: tl.constexpr, UTILITY: tl.constexpr,
+    PRECISION: tl.constexpr, OUTSIDE: tl.constexpr, U: tl.constexpr,
+):  # fmt: skip
+    """All layers and the last norm: h of this step. Its keys and values go to the cache; length: the steps before it.
+    EVEN: as many for all. DEALT: matrices lie as threads take them, and registers hold those on their way."""
+    f, u = tl.arange(0, F), tl.arange(0, U)
+    most, seats = tl.max(length, 0), B - start
+    head = (row % H)[:, None] == d[None, :] // E  # which entries of a row are of its own head
+    mine = head & live[:, None]
+    across = (d // E) * S * E + d % E
+    PAST_DEALT: tl.constexpr = AT_ONCE and EVEN
+    if PAST_DEALT:
+        key_cell = seat[:, None] * D * CHUNK + key_place(d[None, :], length[:, None], D, CHUNK)
+        value_cell = seat[:, None] * D * CHUNK + value_place(d[None, :], length[:, None], D)
+    else:
+        key_cell = seat[:, None] * H * S * E + across[None, :] + length[:, None] * E
+        value_cell = key_cell
+    square = d[None, :] * D + d[:, None]
+    small: tl.constexpr = U * D <= SMALL
+    token = d[None, :] * U + u[:, None]
+    diagonals: tl.constexpr = 3 * D * D if DEALT else 3 * H * E * E
+    projections: tl.constexpr = 6 * D * D + diagonals if UTILITY else 3 * D * D
+    each: tl.constexpr = projections + D * D + 2 * F * D
+
+    w, vectors, all_keys = matrices_ptr, vectors_ptr, tl.cast(KV, tl.int64)
+    keys_ptr = kv_ptr + tl.cast(start, tl.int64) * H * S * E  # of these streams: places among them fit 32 bits
+    norm_1w, norm_1b = fetched(vectors + d), fetched(vectors + D + d)
+    for layer in tl.range(0, L, num_stages=1):
+        # all is asked for before it is needed: a wait for each would cost as much as a product
+        rest = w + projections
+        up = rest + D * D
+        down = up + F * D
+        g, keys = x, ()
+        if DEALT:
+            for_q, for_k = _asked(w, 0, D, E, UTILITY), _asked(w, 1, D, E, UTILITY)
+        if UTILITY and small and DEALT:
+            w_token = dealt(token_ptr + layer * D * U, U, D)
+        elif UTILITY and small:
+            w_token = tl.load(token_ptr + layer * D * U + token)
+        y = normed_at_once(x, norm_1w, norm_1b, D, PRECISION)
+        if UTILITY and small:
+            g = tanh(times_loaded(now, w_token if DEALT else late(w_token), OUTSIDE))
+        elif UTILITY:
+            g = tanh(times_loaded(now, tl.load(token_ptr + layer * D * U + token), OUTSIDE))
+
+        # projections
+        if DEALT:
+            y = rounded(y, PRECISION)
+            for_v = _asked(w, 2, D, E, UTILITY)
+            q = _projected(y, rho, for_q, PRECISION, UTILITY)
+            if AT_ONCE:
+                s = tl.arange(0, CHUNK)
+                keys = pasts(keys_ptr, s, across, seat, seats, length, most, S, D, H, E, REAL, CHUNK, PAST_DEALT, True)
+            k = _projected(y, g, for_k, PRECISION, UTILITY)
+            v = _projected(y, g, for_v, PRECISION, UTILITY)
+            w_out = dealt(rest, D, D)
+        else:  # in one loop, so that the next weights are under way while these are used
+            q, k, v = y, y, y
+            for part in tl.range(0, 3, num_stages=STAGES):
+                out = times_loaded(y, tl.load(w + part * D * D + square), PRECISION)
+                if UTILITY:
+                    gate = tl.where(part == 0, rho, g)
+                    out += gate * times_loaded(y, tl.load(w + (3 + part) * D * D + square), PRECISION)
+                    u_DD = diagonal(w + 6 * D * D + part * H * E * E, d, E)
+                    out += times_loaded(gate, u_DD, PRECISION)
+                q = tl.where(part == 0, out, q)
+                k = tl.where(part == 1, out, k)
+                v = out
+            w_out = tl.load(rest + square)
+        out_b, down_b = tl.load(vectors + 2 * D + d), tl.load(vectors + 5 * D + d)
+        norm_2w, norm_2b = tl.load(vectors + 3 * D + d), tl.load(vectors + 4 * D + d)
+        blocks, block = tl.arange(0, F // BLOCK), tl.arange(0, BLOCK)
+        if DEALT:
+            up_b = fetched(vectors + 6 * D + f)
+        else:
+            up_b = tl.load(vectors + 6 * D + blocks[:, None] * BLOCK + block[None, :])
+
+        # attention; each head of a stream has a row, from which the others get it
+        mass, mixed = look_back(
+            tl.where(head, q * (SCALE * LOG2_E), 0.0), k, v, keys, keys_ptr, keys_ptr + all_keys, key_cell, value_cell,
+            mine, across, seat, seats, length, most, S,
+            D, H, E, REAL, ROWS, CHUNK, STAGES, SINGLE, AT_ONCE, PAST_DEALT, EVEN, PRECISION,
+        )  # fmt: skip
+        if DEALT:
+            w_up = dealt(up, D, F)
+        h = tl.where(head, mixed * inverse(mass)[:, None], 0.0)
+        h = tl.sum(tl.reshape(h, (ROWS // H, H, D)), 1)
+        h = tl.reshape(tl.broadcast_to(h[:, None, :], (ROWS // H, H, D)), (ROWS, D))
+
+        # out, feed-forward: all hidden units at once where registers hold what is on its way, else some at a time
+        vectors += 6 * D + F
+        norm_1w, norm_1b = fetched(vectors + d), fetched(vectors + D + d)
+        x += times_loaded(h, w_out if DEALT else late(w_out), PRECISION) + out_b[None, :]
+        if DEALT:
+            w_down = dealt(down, F, D)
+        y = normed_at_once(x, norm_2w, norm_2b, D, PRECISION)
+        if DEALT:
+            hidden = rectified(times_loaded(y, w_up, PRECISION) + up_b[None, :], PRECISION)
+            change = times_loaded(hidden, w_down, PRECISION)
+        else:
+            change = tl.zeros((ROWS, D), tl.float32)
+            for part in tl.range(0, F // BLOCK, num_stages=STAGES):
+                b = part * BLOCK + block
+                hidden = times_loaded(y, tl.load(up + b[None, :] * D + d[:, None]), PRECISION)
+                hidden += tl.sum(tl.where((blocks == part)[:, None], up_b, 0.0), 0)[None, :]
+                change += times_loaded(tl.maximum(hidden, 0.0), tl.load(down + d[None, :] * F + b[:, None]), PRECISION)
+        x += change + down_b[None, :]
+        keys_ptr += 2 * all_keys
+        w += each
+    # asked for once more: what a loop hands over would be spread over threads in another way
+    return normed_at_once(x, fetched(vectors + d), fetched(vectors + D + d), D, PRECISION)
+
+
+@triton.jit
+def scoring(head_w, head_b, d, a, A: tl.constexpr, D: tl.constexpr):
+    """The weights that `score` takes."""
+    weight_DA = tl.load(head_w + a[None, :] * D + d[:, None], mask=(a < A)[None, :], other=0.0)
+    return weight_DA, tl.load(head_b + a, mask=a < A, other=0.0)
+
+
+@triton.jit
+def score(x, weights, OUTSIDE: tl.constexpr):
+    """Logits."""
+    weight_DA, bias_A = weights
+    return times_loaded(x, weight_DA, OUTSIDE) + bias_A[None, :]
+
+
+@triton.jit
+def draw(gumbel_ptr, gumbel_stride, stream, alive, a, A: tl.constexpr, SAMPLED: tl.constexpr):
+    """Gumbel noise for `pick`, where actions are sampled."""
+    drawn = a[None, :].to(tl.float32)
+    if SAMPLED:
+        at = gumbel_ptr + stream[:, None] * gumbel_stride + a[None, :]
+        drawn = fetched_some(at, alive & (a < A)[None, :])
+    return drawn
+
+
+@triton.jit
+def pick(logits, drawn, a, A: tl.constexpr, SAMPLED: tl.constexpr):
+    """The arg-max, with Gumbel noise a sample; an action also where logits are not numbers."""
+    if SAMPLED:
+        logits += drawn
+    logits = tl.where((a < A)[None, :], logits, -float("inf"))
+    return tl.minimum(tl.argmax(logits, 1), A - 1)

@@ -1,0 +1,166 @@
+"""The weights of all layers, copied to where `_step` and `_play` read them in one launch (Triton).
+
+Three things are written for each layer: its matrices, in the type that products take; its scales and biases; and what
+makes gates g of u, where that is dealt. Each is gathered from several parameters, as if these lay side by side; an
+order, the same for all layers, says which of their numbers comes next, or that nothing does.
+
+Shapes: D width, H heads, E head size, F feed-forward, U utility width, L layers.
+"""
+
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple, cast
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from uat.engines.triton.acting import SMALL
+from uat.engines.triton.complete_weights import Feedback, feedback, projections
+from uat.engines.triton.parts import rounded, shares
+from uat.engines.triton.tensor_core_layout import deal
+from uat.nn.blocks import Block, Transformer
+from uat.nn.utility import UtilityGates
+
+BLOCK = 1024
+"""Numbers that a program copies."""
+MOST_LAYERS = 32
+"""Of one launch: the arguments of a kernel are 4096 bytes at most, and a layer has 14 tensors."""
+
+
+class Packed(NamedTuple):
+    """Weights as `_step` and `_play` read them: of all layers side by side, and of what makes gates."""
+
+    matrices: Tensor
+    """In the type that products take, which is that of keys and values as well."""
+    vectors: Tensor
+    """Scales and biases, in float32 however products round; after the last layer's those of the last norm."""
+    feedback: Feedback | None
+    dealt: bool
+    """Whether matrices lie as threads take them; those that make gates g of u as well, where they are small."""
+
+
+@torch.no_grad()
+def fused_pack(backbone: Transformer, utility: UtilityGates | None, *, half: bool, dealt: bool) -> Packed:
+    """The weights as they are now, in half precision or in float32."""
+    c, like, told = backbone.config, backbone.positions, None if utility is None else feedback(utility)
+    matrices, vectors = _matrices(backbone), _vectors(backbone)
+    starts, vector_starts = _starts(matrices[0]), _starts(vectors[0])
+    order = _order(c.d_model, c.d_ff, c.num_heads, len(matrices[0]) == 5, like.device) if dealt else None
+    each, each_vectors, each_token = starts[-1] if order is None else len(order), 6 * c.d_model + c.d_ff, 0
+    to_matrices = like.new_empty(c.num_layers * each, dtype=torch.float16 if half else torch.float32)
+    to_vectors = like.new_empty(c.num_layers * each_vectors + 2 * c.d_model)
+
+    token, token_order, to_token = None, None, None
+    if dealt and told is not None and c.d_model * told.token.shape[1] <= SMALL.value:
+        token, each_token = told.token.contiguous(), c.d_model * told.token.shape[1]
+        token_order, to_token = _token_order(c.d_model, told.token.shape[1], like.device), like.new_empty(token.numel())
+        told = told._replace(token=to_token)
+
+    programs = sum(shares(size, BLOCK) for size in (each, vector_starts[-1], each_token))
+    for first in range(0, c.num_layers, MOST_LAYERS):
+        some = slice(first, first + MOST_LAYERS)
+        cast(Any, _pack)[(programs, len(matrices[some]))](
+            _by_kind(matrices[some]), _by_kind(vectors[some]), token, order, token_order,
+            to_matrices, to_vectors, to_token, first,
+            STARTS=starts, VECTOR_STARTS=vector_starts, EACH=each, EACH_VECTORS=each_vectors, EACH_TOKEN=each_token,
+            D=c.d_model, L=len(matrices[some]), BLOCK=BLOCK, PRECISION="half" if half else "tf32x3",
+        )  # fmt: skip
+    return Packed(to_matrices, to_vectors, told, dealt)
+
+
+def _matrices(backbone: Transformer) -> list[tuple[Tensor, ...]]:
+    """Of each layer, in the order in which they lie side by side."""
+    found = []
+    for block in cast("list[Block]", list(backbone.blocks)):
+        a, (up, _, down) = block.attention, block.ff
+        weight, bias = projections(a.project)
+        found.append((weight, *([] if bias is None else [bias]), a.out.weight, up.weight, down.weight))
+    return found
+
+
+def _vectors(backbone: Transformer) -> list[tuple[Tensor, ...]]:
+    """Of each layer, and of the norm that follows it: the next layer's first, which both write, or the last."""
+    blocks = cast("list[Block]", list(backbone.blocks))
+    norms, found = [*(block.attention_norm for block in blocks), backbone.last_norm], []
+    for block, norm, following in zip(blocks, norms, norms[1:], strict=False):
+        (up, _, down), out, second = block.ff, block.attention.out, block.ff_norm
+        own = (norm.weight, norm.bias, out.bias, second.weight, second.bias, down.bias, up.bias)
+        found.append((*own, following.weight, following.bias))
+    return found
+
+
+def _starts(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    """Where each begins if they lie side by side, and where the last ends."""
+    return tuple(accumulate((tensor.numel() for tensor in tensors), initial=0))
+
+
+def _by_kind(layers: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """The first tensor of every layer, then the second of every layer, and so on."""
+    return tuple(tensor.contiguous() for kind in zip(*layers, strict=True) for tensor in kind)
+
+
+@functools.cache
+def _order(d: int, f: int, heads: int, gated: bool, device: torch.device) -> Tensor:
+    """Of each number of a layer's matrices as they are dealt, its place where they lie side by side; -1: nothing, as it
+    is beside diagonals."""
+    square, each = d * d, d // heads
+    sizes = [6 * square, 3 * d * each, square, f * d, d * f] if gated else [3 * square, 0, square, f * d, d * f]
+    weight, u, out, up, down = torch.arange(1, sum(sizes) + 1, dtype=torch.int32).split(sizes)
+    parts = [deal(part, narrow=True) for part in weight.view(-1, d).split(d)]
+    parts += [deal(torch.block_diag(*part), narrow=True, short=True) for part in u.view(-1, heads, each, each)]
+    parts += [deal(part, narrow=True) for part in (out.view(d, d), up.view(f, d), down.view(d, f))]
+    return (torch.cat(parts) - 1).to(device)
+
+
+@functools.cache
+def _token_order(d: int, width: int, device: torch.device) -> Tensor:
+    return deal(torch.arange(d * width, dtype=torch.int32).view(d, width)).to(device)
+
+
+@triton.jit
+def _copy(
+    tensors, order_ptr, to_ptr, block, layer,
+    STARTS: tl.constexpr, SIZE: tl.constexpr, L: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A block of what a layer's tensors give in this order; without one, side by side."""
+    i = block * BLOCK + tl.arange(0, BLOCK)
+    at = i
+    if order_ptr is not None:
+        at = tl.load(order_ptr + i, mask=i < SIZE, other=-1)
+    found = tl.zeros((BLOCK,), tl.float32)
+    for kind in tl.static_range(len(STARTS) - 1):
+        ptr = tensors[kind * L]
+        for other in tl.static_range(1, L):
+            ptr = tl.where(layer == other, tensors[kind * L + other], ptr)
+        here = (at >= STARTS[kind]) & (at < STARTS[kind + 1])
+        found = tl.load(ptr + (at - STARTS[kind]), mask=here, other=found)
+    tl.store(to_ptr + i, rounded(found, PRECISION), mask=i < SIZE)
+
+
+@triton.jit
+def _pack(
+    matrices, vectors, token_ptr, order_ptr, token_order_ptr, to_matrices, to_vectors, to_token, first,
+    STARTS: tl.constexpr, VECTOR_STARTS: tl.constexpr, EACH: tl.constexpr, EACH_VECTORS: tl.constexpr,
+    EACH_TOKEN: tl.constexpr, D: tl.constexpr, L: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    block, layer = tl.program_id(0), tl.program_id(1)
+    written: tl.constexpr = EACH_VECTORS + 2 * D
+    after_matrices: tl.constexpr = (EACH + BLOCK - 1) // BLOCK
+    after_vectors: tl.constexpr = after_matrices + (written + BLOCK - 1) // BLOCK
+    if block < after_matrices:
+        to = to_matrices + (first + layer) * EACH
+        _copy(matrices, order_ptr, to, block, layer, STARTS, EACH, L, BLOCK, PRECISION)
+    elif block < after_vectors:
+        to = to_vectors + (first + layer) * EACH_VECTORS
+        _copy(vectors, None, to, block - after_matrices, layer, VECTOR_STARTS, written, L, BLOCK, "tf32x3")
+    elif EACH_TOKEN:
+        i = (block - after_vectors) * BLOCK + tl.arange(0, BLOCK)
+        at, own = (first + layer) * EACH_TOKEN, i < EACH_TOKEN
+        w = tl.load(token_ptr + at + tl.load(token_order_ptr + i, mask=own, other=0), mask=own)
+        tl.store(to_token + at + i, w, mask=own)

@@ -1,0 +1,186 @@
+"""Attention of one step over the past of its streams: keys and values that were kept (Triton).
+
+A stream has a row for each of its heads. `think` in `triton_acting.py` asks for keys while it still projects, and looks
+back once queries are there.
+
+Shapes: D width, H heads, E head size, S capacity.
+"""
+
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from uat.engines.triton.parts import exp2, late, put, rounded, times_loaded
+from uat.engines.triton.tensor_core_layout import COLUMNS, dealt_keys, dealt_values
+
+NEVER = tl.constexpr(-1e30)
+"""The logit of a step that is not there."""
+
+
+@triton.jit
+def _past(
+    ptr, r, s, across, seat, seats, length, most, S,
+    H: tl.constexpr, E: tl.constexpr, EVEN: tl.constexpr, TURNED: tl.constexpr,
+):  # fmt: skip
+    """Keys (TURNED: (D, S)) or values (S, D) of the steps s of stream r."""
+    there = s < (tl.where(r < seats, most, 0) if EVEN else tl.max(tl.where(seat == r, length, 0), 0))
+    at = r * H * S * E + across
+    if TURNED:
+        found = tl.load(ptr + at[:, None] + s[None, :] * E, mask=there[None, :], other=0.0)
+    else:
+        found = tl.load(ptr + at[None, :] + s[:, None] * E, mask=there[:, None], other=0.0)
+    return found
+
+
+@triton.jit
+def _look(
+    q, keys_ptr, values_ptr, begin, across, seat, seats, length, most, top, mass, mixed, S,
+    H: tl.constexpr, E: tl.constexpr, REAL: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+    STAGES: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A chunk of every stream's past: the highest logit, the sum of weights and the weighted values of each row.
+
+    Each stream's keys meet the queries of all, and what belongs to its own rows is picked out: a product has as many
+    rows anyway. Logits are to base two."""
+    s = begin + tl.arange(0, CHUNK)
+    logits = tl.full((ROWS, CHUNK), -float("inf"), tl.float32)
+    for r in tl.range(0, REAL, num_stages=STAGES):
+        k_DS = _past(keys_ptr, r, s, across, seat, seats, length, most, S, H, E, EVEN, True)
+        logits = tl.where((seat == r)[:, None], times_loaded(q, k_DS, PRECISION), logits)
+    logits = tl.where(s[None, :] < length[:, None], logits, -float("inf"))
+    higher = tl.maximum(top, tl.max(logits, 1))
+    weight, fade = exp2(logits - higher[:, None]), exp2(top - higher)
+    mass = mass * fade + tl.sum(weight, 1)
+    mixed = mixed * fade[:, None]
+    weight = rounded(weight, PRECISION)
+    for r in tl.range(0, REAL, num_stages=STAGES):
+        v_SD = _past(values_ptr, r, s, across, seat, seats, length, most, S, H, E, EVEN, False)
+        mixed = tl.where((seat == r)[:, None], mixed + times_loaded(weight, v_SD, PRECISION), mixed)
+    return higher, mass, mixed
+
+
+@triton.jit
+def _weighed(top_a, total_a, top_b, total_b):
+    """The higher of two logits, and the sum of weights beside it."""
+    top = tl.maximum(top_a, top_b)
+    return top, total_a * exp2(top_a - top) + total_b * exp2(top_b - top)
+
+
+@triton.jit
+def _own_and_past(own_a, top_a, total_a, own_b, top_b, total_b):
+    top, total = _weighed(top_a, total_a, top_b, total_b)
+    return own_a + own_b, top, total
+
+
+@triton.jit
+def pasts(
+    ptr, s, across, seat, seats, length, most, S,
+    D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, REAL: tl.constexpr, CHUNK: tl.constexpr,
+    PAST_DEALT: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Keys or values of every stream, on their way."""
+    found = ()
+    for r in tl.static_range(REAL):
+        if PAST_DEALT and KEYS:
+            found += (dealt_keys(ptr + r * D * CHUNK, tl.where(r < seats, most, 0), D, CHUNK),)
+        elif PAST_DEALT:
+            found += (dealt_values(ptr + r * D * CHUNK, tl.where(r < seats, most, 0), D, CHUNK),)
+        else:
+            found += (_past(ptr, r, s, across, seat, seats, length, most, S, H, E, False, KEYS),)
+    return found
+
+
+@triton.jit
+def _arrived(asked, REAL: tl.constexpr, PAST_DEALT: tl.constexpr):
+    found = asked
+    if not PAST_DEALT:
+        found = ()
+        for r in tl.static_range(REAL):
+            found += (late(asked[r]),)
+    return found
+
+
+@triton.jit
+def _look_at_once(
+    q, k, v, keys, values_ptr, across, seat, seats, length, most, S,
+    D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, REAL: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+    PAST_DEALT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The same for a past of one chunk and few streams, whose keys or values registers hold: they are asked for before
+    any is needed. k, v: this step's own key and value."""
+    s = tl.arange(0, CHUNK)
+    if REAL <= 2:
+        values = pasts(values_ptr, s, across, seat, seats, length, most, S, D, H, E, REAL, CHUNK, PAST_DEALT, False)
+    keys = _arrived(keys, REAL, PAST_DEALT)
+    own = q * k
+    q = rounded(q, PRECISION)
+    logits = times_loaded(q, keys[0], PRECISION)
+    for r in tl.static_range(1, REAL):
+        logits = tl.where((seat == r)[:, None], times_loaded(q, keys[r], PRECISION), logits)
+    if REAL > 2:  # there are no registers for both
+        values = pasts(values_ptr, s, across, seat, seats, length, most, S, D, H, E, REAL, CHUNK, PAST_DEALT, False)
+    logits = tl.where(s[None, :] < length[:, None], logits, NEVER)
+    # each thread weighs its own steps; then all agree on the highest logit, and the rest is a factor
+    columns: tl.constexpr = min(CHUNK, COLUMNS)
+    wide: tl.constexpr = CHUNK // columns
+    some = tl.reshape(logits, (ROWS, wide, columns // 2, 2))
+    top = tl.max(tl.max(some, 3), 1)
+    weight = exp2(some - top[:, None, :, None])
+    total = tl.sum(tl.sum(weight, 3), 1)
+    if CHUNK == D:
+        own = tl.sum(tl.sum(tl.reshape(own, (ROWS, wide, columns // 2, 2)), 3), 1)
+        own, higher, total = tl.reduce((own, top, total), 1, _own_and_past)
+    else:
+        own = tl.sum(own, 1)
+        higher, total = tl.reduce((top, total), 1, _weighed)
+    highest = tl.maximum(own, higher)
+    fade, factor = exp2(own - highest), exp2(top - highest[:, None])
+    weight = tl.reshape(weight * factor[:, None, :, None], (ROWS, CHUNK))
+    mass, own = fade + total * exp2(higher - highest), v * fade[:, None]
+    weight = rounded(weight, PRECISION)
+    values = _arrived(values, REAL, PAST_DEALT)
+    mixed = own + times_loaded(weight, values[0], PRECISION)
+    for r in tl.static_range(1, REAL):
+        mixed = tl.where((seat == r)[:, None], own + times_loaded(weight, values[r], PRECISION), mixed)
+    return mass, mixed
+
+
+@triton.jit
+def look_back(
+    q, k, v, keys, keys_ptr, values_ptr, key_cell, value_cell, mine, across, seat, seats, length, most, S,
+    D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, REAL: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+    STAGES: tl.constexpr, SINGLE: tl.constexpr, AT_ONCE: tl.constexpr, PAST_DEALT: tl.constexpr, EVEN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """What each row's head finds in the past and the present, times the sum of weights; that sum. This step's key and
+    value go to the cache, where they are `mine`. AT_ONCE: `keys` are on their way."""
+    if PAST_DEALT:
+        put(keys_ptr + key_cell, rounded(k, PRECISION), mine)
+        put(values_ptr + value_cell, rounded(v, PRECISION), mine)
+    else:
+        tl.store(keys_ptr + key_cell, rounded(k, PRECISION), mask=mine)
+        tl.store(values_ptr + value_cell, rounded(v, PRECISION), mask=mine)
+    if AT_ONCE:
+        mass, mixed = _look_at_once(
+            q, k, v, keys, values_ptr, across, seat, seats, length, most,
+            S, D, H, E, REAL, ROWS, CHUNK, PAST_DEALT, PRECISION,
+        )  # fmt: skip
+    else:  # its own key and value first, then the past
+        top, mass, mixed = tl.sum(q * k, 1), tl.full((ROWS,), 1.0, tl.float32), v
+        q = rounded(q, PRECISION)
+        if SINGLE:
+            top, mass, mixed = _look(
+                q, keys_ptr, values_ptr, 0, across, seat, seats, length, most, top, mass, mixed,
+                S, H, E, REAL, ROWS, CHUNK, STAGES, EVEN, PRECISION,
+            )  # fmt: skip
+        else:
+            begin = most * 0
+            while begin < most:
+                top, mass, mixed = _look(
+                    q, keys_ptr, values_ptr, begin, across, seat, seats, length, most, top, mass, mixed,
+                    S, H, E, REAL, ROWS, CHUNK, 1, EVEN, PRECISION,
+                )  # fmt: skip
+                begin += CHUNK
+    return mass, mixed
