@@ -167,7 +167,6 @@ def test_a_domain_of_defaults_is_trained_and_scored(tmp_path: Path, monkeypatch:
     entry = DomainEntry(build=lambda _: Bandit(), config=NoSettings, tasks=("default",), summary="arms")
     monkeypatch.setitem(DOMAINS, "bandit", entry)
     monkeypatch.setitem(METHODS, "vanilla", dataclasses.replace(METHODS["vanilla"], policy=Reinforce))
-    monkeypatch.setattr("uat.evaluation.scores.variant_of", lambda config: [])
     config = dataclasses.replace(tiny("vanilla"), domain_name="bandit", domain=NoSettings())
     run = train(config, tmp_path, device="cpu")
     found = evaluate(run, device="cpu")

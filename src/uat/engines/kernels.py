@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from uat.compiling import compiles, shared_memory
+from uat.nn.positions import unsupported_positions
 
 if TYPE_CHECKING:
     from uat.contracts import Inside
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 def unfit(backbone: Transformer, utility: UtilityGates | None) -> str | None:
     """Why a policy cannot take the fused step on its device; None if it can."""
+    if (reason := unsupported_positions(backbone.config.positions, backbone.config.context)) is not None:
+        return f"no fused step: {reason}"
     if backbone.positions.device.type != "cuda":
         return "the fused step needs CUDA"
     if importlib.util.find_spec("triton") is None:
