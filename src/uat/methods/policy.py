@@ -88,6 +88,12 @@ class Policy(nn.Module, Agent[Any]):
     def features(self, batch: Batch) -> Tensor:
         """h (B, T, D) at every step, knowing the past alone; what streaming gives, also where it must be replayed."""
 
+    @property
+    def endless(self) -> bool:
+        """Whether streams may go on without end: memory and time per step stay constant, and `init_state` takes
+        ENDLESS as its capacity."""
+        return False
+
     @abstractmethod
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> Any:
         """Memory for `streams` streams of at most `capacity` steps."""
@@ -192,6 +198,10 @@ class TransformerPolicy(Policy):
     it: it may compute anything."""
     backbone: Transformer
     tokens_per_step: int = 1
+
+    @property
+    def endless(self) -> bool:
+        return self.backbone.endless
 
     @property
     def gates(self) -> UtilityGates | None:

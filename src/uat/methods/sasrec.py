@@ -87,6 +87,10 @@ class SASRec(Policy):
         against_BTK = F.softplus(score_BTK[..., 1:]).masked_fill(taken_BTK, 0.0)
         return F.softplus(-score_BTK[..., 0]) + against_BTK.sum(-1)
 
+    @property
+    def endless(self) -> bool:
+        return self.backbone.endless
+
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> KVCache:
         return self.backbone.init_cache(streams, capacity)
 
