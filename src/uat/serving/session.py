@@ -95,6 +95,7 @@ class Session:
     """
 
     path: Literal["fast", "cached"]
+    _state: Any
 
     def __init__(
         self,
