@@ -39,15 +39,14 @@ class Clock:
 
     reward_lag: int = 1
     reward_scale: float = 1.0
-    extras: tuple[str, ...] = ()
-    """Facts that methods may know."""
+    facts: tuple[str, ...] = ()
+    """Those that methods may know."""
 
     def batch(self, trajectory: Trajectory) -> Batch:
         """Padding may hold anything; a policy finds nothing there."""
         valid = trajectory.valid
-        action = trajectory.action if trajectory.told_action is None else trajectory.told_action
-        reward_BT = _numbers(trajectory.reward if trajectory.told_reward is None else trajectory.told_reward)
-        obs, prev_action, prev_reward = self._tell(trajectory.obs, action, reward_BT, valid)
+        told = trajectory if trajectory.told is None else trajectory.told
+        obs, prev_action, prev_reward = self._tell(trajectory.obs, told.action, _numbers(told.reward), valid)
         return Batch(
             obs=obs,
             prev_action=prev_action,
@@ -55,8 +54,8 @@ class Clock:
             target=trajectory.target,
             valid=valid,
             allowed=trajectory.allowed,
-            extras={name: trajectory.facts[name] for name in self.extras},
-            happened=trajectory,
+            facts={name: trajectory.facts[name] for name in self.facts},
+            trajectory=trajectory,
         )
 
     def _tell(self, obs: Tensor, action: Tensor, reward_BT: Tensor, valid_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -76,7 +76,8 @@ class Problem:
 
 
 class Registry(MutableMapping[str, Entry], Generic[Entry]):
-    """Entries by name.
+    """Entries by name. Code that is known by its address, or was handed over as an object, is found here, too, but not
+    listed.
 
     kind: what an entry is called in messages, such as "method"; group: the entry points that add to it;
     convert: makes an entry of what a package offers or an address names, or raises a ValueError or TypeError;
@@ -116,7 +117,7 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
     def __iter__(self) -> Iterator[str]:
         for name in list(self._offers()):
             self._load(name)
-        return iter(list(self._entries))
+        return iter([name for name in self._entries if ":" not in name])  # neither addresses nor objects
 
     def __len__(self) -> int:
         return len(list(iter(self)))

@@ -42,6 +42,7 @@ def test_a_session_goes_on_as_the_windowed_parallel_pass_does(method: str, posit
     told = random_trajectory(spec, steps=STEPS, masked=False, whole=True)
     session = Session(policy, streams=3, path=path)
     assert session.capacity is None
+    assert session.path == ("fast" if path == "auto" and method in ("uat", "vanilla") else "cached")
     found = torch.stack(played(session, told, range(STEPS)), dim=1)
     with torch.no_grad():
         expected = policy.logits(spec.clock.batch(told)).softmax(-1)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from uat.domains.darkroom import DarkRoom, DarkRoomConfig
-from uat.domains.domain import Domain, Split, block_length, episode_count, rivals, split_seed, summarised
+from uat.domains.domain import Domain, Split, split_seed
 from uat.domains.entry import DomainEntry, NoSettings, as_entry, rebuilds, settings_held
 from uat.domains.given import ObjectConfig, recall, remember
 from uat.domains.markets import Markets, MarketsConfig
@@ -23,13 +23,9 @@ __all__ = [
     "DomainEntry",
     "NoSettings",
     "Split",
-    "block_length",
-    "episode_count",
     "known_as",
     "register_domain",
-    "rivals",
     "split_seed",
-    "summarised",
 ]
 
 

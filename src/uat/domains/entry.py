@@ -68,8 +68,7 @@ class WithoutSettings:
 
 def tasks_of(maker: Callable[..., Any]) -> tuple[str, ...]:
     """The tasks that a domain's class names; a function's domain has one."""
-    classes = inspect.getmro(maker) if isinstance(maker, type) else ()
-    return next((tuple(vars(kind)["train_tasks"]) for kind in classes if "train_tasks" in vars(kind)), ("default",))
+    return tuple(maker.train_tasks) if isinstance(maker, type) and issubclass(maker, Domain) else Domain.train_tasks
 
 
 def settings_of(maker: Callable[..., Any]) -> type | None:

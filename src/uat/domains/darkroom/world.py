@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from uat.compiling import compiles
-from uat.contracts import Inside
+from uat.contracts import Inside, Simulator, Transition
 from uat.domains.darkroom.schedule import Schedule, goals
 from uat.episode import Noise, TensorFields
 from uat.memory import check_fits
@@ -145,7 +145,7 @@ class World:
     """The expert's action, where it was looked up with the step."""
 
 
-class DarkRoomSimulator:
+class DarkRoomSimulator(Simulator[World]):
     """Worlds of one room. Only `noise` reads values on the host; all else can be captured as a CUDA graph."""
 
     def __init__(self, config: DarkRoomConfig, device: torch.device | str) -> None:
@@ -185,24 +185,21 @@ class DarkRoomSimulator:
             return world.target_B
         return self.grid.expert_2CG[world.coin_BT[:, world.t], world.position_B, self._goal(world)]
 
-    def allowed(self, world: World) -> None:
-        return None
-
-    def step(self, world: World, action: Tensor) -> tuple[World, Tensor, Tensor, Tensor]:
+    def step(self, world: World, action: Tensor) -> Transition[World]:
         if self.fused:
             return self._fused_step(world, action)
         reward_B = self.grid.reward_ACG[action, world.position_B, self._goal(world)]
         after = replace(world, position_B=self.grid.next_AC[action, world.position_B], t=world.t + 1)
-        return after, self._observe(after), reward_B, self._done(after)
+        return Transition(after, self._observe(after), reward_B, self._terminated(after))
 
-    def _fused_step(self, world: World, action: Tensor) -> tuple[World, Tensor, Tensor, Tensor]:
+    def _fused_step(self, world: World, action: Tensor) -> Transition[World]:
         from uat.engines.triton.darkroom import move
 
         after = replace(world, t=world.t + 1)
         fires_B, coin_B = world.fires_BT[:, after.t], world.coin_BT[:, min(after.t, self.spec.horizon - 1)]
         moved = move(self.grid, action, world.position_B, self._goal(world), self._goal(after), fires_B, coin_B)
         after = replace(after, position_B=moved.position_B, target_B=moved.target_B)
-        return after, moved.obs_BO, moved.reward_B, self._done(after)
+        return Transition(after, moved.obs_BO, moved.reward_B, self._terminated(after))
 
     @property
     def plays_inside(self) -> bool:
@@ -215,12 +212,12 @@ class DarkRoomSimulator:
         return inside(self, noise)
 
     def ends(self, streams: int) -> tuple[Tensor, Tensor]:
-        """`done` and `valid` (B, T) of whole episodes: always the same, made once, and nobody may write there."""
+        """`terminated` and `valid` (B, T) of whole episodes: always the same, made once, and nobody may write there."""
         if streams not in self._ends:
             valid_BT = torch.ones(streams, self.spec.horizon, dtype=torch.bool)
-            done_BT = torch.zeros_like(valid_BT)
-            done_BT[:, -1] = True
-            self._ends[streams] = done_BT.to(self.device), valid_BT.to(self.device)
+            terminated_BT = torch.zeros_like(valid_BT)
+            terminated_BT[:, -1] = True
+            self._ends[streams] = terminated_BT.to(self.device), valid_BT.to(self.device)
         return self._ends[streams]
 
     def goals(self, goal_BK: Tensor) -> Tensor:
@@ -229,7 +226,8 @@ class DarkRoomSimulator:
         parts = [goal_BK[:, k, None].expand(-1, end - begin) for k, (begin, end) in enumerate(bounds)]
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
-    def _done(self, after: World) -> Tensor:
+    def _terminated(self, after: World) -> Tensor:
+        """The horizon is the end of the task, known from the start, and no cut."""
         return ~after.ended_B if after.t == self.spec.horizon else after.ended_B
 
     def facts(self, world: World) -> dict[str, Tensor]:

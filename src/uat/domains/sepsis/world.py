@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from uat.compiling import compiles
+from uat.contracts import Simulator, Transition
 from uat.domains.sepsis.cohort import NUM_COMPONENTS, Cohort
 from uat.domains.sepsis.schedule import SegmentLaw
 from uat.domains.sepsis.treatment import ACTIONS, EXPERT, LACTATE, SOFA, Physiology, to_state, to_z
@@ -115,7 +116,7 @@ class World:
     """Clinical columns now, where they were worked out with the step."""
 
 
-class SepsisSimulator:
+class SepsisSimulator(Simulator[World]):
     """Worlds of some patients of a cohort. Only `noise` may read values on the host."""
 
     def __init__(
@@ -169,10 +170,7 @@ class SepsisSimulator:
     def expert(self, world: World) -> Tensor:
         return self.expert_R[world.regime_BT[:, world.t]]
 
-    def allowed(self, world: World) -> None:
-        return None
-
-    def step(self, world: World, action: Tensor) -> tuple[World, Tensor, Tensor, Tensor]:
+    def step(self, world: World, action: Tensor) -> Transition[World]:
         if self.fused:
             return self._fused_step(world, action)
         t, ended_B, old_B3 = world.t, world.ended_B, world.state_B3
@@ -188,10 +186,10 @@ class SepsisSimulator:
         after = replace(
             world, state_B3=new_B3, last_B=action, repeats_B=repeats_B, ended_B=ended_B | died_B | well_B, t=t + 1
         )
-        done_B = ~ended_B if after.t == self.spec.horizon else died_B | well_B
-        return after, self._observe(after), reward_B, done_B
+        terminated_B = ~ended_B if after.t == self.spec.horizon else died_B | well_B
+        return Transition(after, self._observe(after), reward_B, terminated_B)
 
-    def _fused_step(self, world: World, action: Tensor) -> tuple[World, Tensor, Tensor, Tensor]:
+    def _fused_step(self, world: World, action: Tensor) -> Transition[World]:
         from uat.engines.triton.sepsis import treat
 
         action = action.contiguous()
@@ -205,8 +203,8 @@ class SepsisSimulator:
             t=world.t + 1,
             clinical_BF=found.clinical_BF,
         )
-        done_B = ~world.ended_B if after.t == self.spec.horizon else found.over_B
-        return after, found.obs_BO, found.reward_B, done_B
+        terminated_B = ~world.ended_B if after.t == self.spec.horizon else found.over_B
+        return Transition(after, found.obs_BO, found.reward_B, terminated_B)
 
     def facts(self, world: World) -> dict[str, Tensor]:
         """The state, the regime, the patient's row, and all 46 columns as z-scores, to be read by a person."""

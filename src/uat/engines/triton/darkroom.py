@@ -67,12 +67,12 @@ def inside(simulator: DarkRoomSimulator, noise: Noise) -> Inside:
     obs_BTO = grid.obs_2CGO.new_empty(streams, steps, grid.obs_2CGO.shape[-1])
 
     def trajectory(action_BT: Tensor) -> Trajectory:
-        done_BT, valid_BT = simulator.ends(streams)
+        terminated_BT, valid_BT = simulator.ends(streams)
         return Trajectory(
             obs=obs_BTO,
             action=action_BT,
             reward=reward_BT,
-            done=done_BT,
+            terminated=terminated_BT,
             target=target_BT,
             valid=valid_BT,
             facts={"position": position_BT, "goal": goal_BT},
