@@ -27,15 +27,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "threads": {"settings"},
     "compiling": set(),
     "episode": set(),
-    "clock": {"episode", "compiling"},
+    "clock": {"episode"},
     "spec": {"settings", "clock"},
     "metrics": set(),
     "contracts": {"spec", "episode"},
-    "noise": {"compiling"},
+    "noise": set(),
     "nn": {"settings", *CORE_TYPES, "compiling"},
     "methods": {"settings", *CORE_TYPES, "nn", "noise", "acting"},
     "data": {"settings", *CORE_TYPES, "noise", "files", "archives", "memory"},
-    "domains": {"settings", *CORE_TYPES, "noise", "files", "archives", "data", "acting", "compiling", "memory"},
+    "domains": {"settings", *CORE_TYPES, "noise", "files", "archives", "data", "acting", "memory"},
     "acting": {"settings", *CORE_TYPES},
     "engines": {
         "settings",
@@ -47,6 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "methods",
         "domains",
         "acting",
+        "feedback",
     },
     "checks": {"settings", *CORE_TYPES},
     "logs": {"settings", *CORE_TYPES, "checks"},
@@ -155,7 +156,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """Each file or folder of the package, and which others it may import."""
 
-MOVING = {part: {"engines"} for part in ("clock", "noise", "nn", "methods", "domains")}
+MOVING = {part: {"engines"} for part in ("nn", "methods")}
 """Parts that still call fast paths themselves, until an engine does it for them."""
 
 CORE = {"torch", "numpy", "safetensors"}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -31,36 +29,11 @@ class Agent(Protocol[State]):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Inside:
-    """Worlds that are played inside a policy's kernel: four Triton functions, and what these read and write.
-
-    start(stream, live, world, T) gives where each world is at first, a number of 32 bits for each row.
-    look(t, spot, stream, live, o, world, T, FETCH) gives what the streams observe at step t, a row each, and all that
-    the other two need to know of it (one thing or a tuple). note(t, seen, known, stream, live, o, world, T, PUT) writes
-    down what belongs to that step. move(t, known, stream, live, action, world, T) gives their rewards and where the
-    worlds are then, as `start` does, and writes these down. FETCH(ptr, mask) and PUT(ptr, x, mask) read and write
-    numbers of 32 bits without a wait for others; plain loads and stores do, too, in time.
-
-    A stream may have several rows, which are alike: they write the same. What was written is not read again.
-    """
-
-    start: Any
-    look: Any
-    note: Any
-    move: Any
-    world: tuple[Tensor | int, ...]
-    trajectory: Callable[[Tensor], Trajectory]
-    """The episodes, once they are played with these actions (B, T)."""
-
-
 class Simulator(Protocol[World]):
     """B worlds at once on one device, driven by randomness that is handed in.
 
     A simulator may also say `told(world)`: of the step that led to this world, the action and the reward that a
-    policy is told of, (B, ...) and (B,), where these are not what happened. And where `plays_inside` is true it offers
-    `inside(noise)`: the same episodes for a policy of the same spec that plays them in one launch; all actions are
-    allowed there, and policies are told what happened.
+    policy is told of, (B, ...) and (B,), where these are not what happened.
     """
 
     spec: Spec
