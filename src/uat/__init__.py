@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from uat.clock import Clock
     from uat.config import RunConfig, override
-    from uat.domains import DOMAINS
+    from uat.domains import DOMAINS, Domain, DomainEntry, register_domain
     from uat.episode import Batch, Step, Trajectory
     from uat.evaluation import audit, evaluate
     from uat.feedback import FeedbackConfig, corrupt
     from uat.logs import episodes
-    from uat.methods import METHODS, Policy
+    from uat.methods import METHODS, Method, Policy, register_method
     from uat.methods.uat import UAT, UATConfig
     from uat.methods.vanilla import Vanilla, VanillaConfig
     from uat.metrics import Score
@@ -37,8 +37,11 @@ __all__ = [
     "Batch",
     "Clock",
     "Discrete",
+    "Domain",
+    "DomainEntry",
     "FeedbackConfig",
     "Items",
+    "Method",
     "Policy",
     "Run",
     "RunConfig",
@@ -59,6 +62,8 @@ __all__ = [
     "load",
     "override",
     "recipe",
+    "register_domain",
+    "register_method",
     "save",
     "train",
     "train_together",
@@ -67,12 +72,12 @@ __all__ = [
 _PLACES = {
     "clock": ("Clock",),
     "config": ("RunConfig", "override"),
-    "domains": ("DOMAINS",),
+    "domains": ("DOMAINS", "Domain", "DomainEntry", "register_domain"),
     "episode": ("Batch", "Step", "Trajectory"),
     "evaluation": ("audit", "evaluate"),
     "feedback": ("FeedbackConfig", "corrupt"),
     "logs": ("episodes",),
-    "methods": ("METHODS", "Policy"),
+    "methods": ("METHODS", "Method", "Policy", "register_method"),
     "methods.uat": ("UAT", "UATConfig"),
     "methods.vanilla": ("Vanilla", "VanillaConfig"),
     "metrics": ("Score",),

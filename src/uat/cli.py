@@ -176,12 +176,17 @@ def run_list(args: list[str]) -> None:
     if options.what == "methods":
         rows = method_rows()
     elif options.what == "domains":
-        rows = [{"domain": name, "tasks": list(d.tasks), "what": d.summary} for name, d in DOMAINS.items()]
+        rows = [
+            {"domain": name, "tasks": list(d.tasks), "what": d.summary, "from": DOMAINS.owner(name)}
+            for name, d in DOMAINS.items()
+        ]
     elif options.what == "studies":
         rows = [{"study": name, "what": study.summary} for name, study in STUDIES.items()]
     else:
         rows = [{"domain": d, "method": m, "preset": p} for d, m in pairs() for p in PRESETS]
     print_rows(rows, as_json=options.json)
+    for problem in [*METHODS.problems(), *DOMAINS.problems()]:
+        say(f"uat: warning: {problem.sentence}")
 
 
 def run_train(args: list[str]) -> None:

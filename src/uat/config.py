@@ -13,6 +13,7 @@ from typing import Any, Literal
 from uat.domains import DOMAINS
 from uat.feedback import TRUE, CorruptedDomain, FeedbackConfig
 from uat.methods import METHODS
+from uat.registry import Registry
 from uat.settings import Amount, Count, Episodes, Epochs, Scale, Seed, Warmup, check_fields, checked, field_types, shown
 from uat.spec import Assets, Discrete, Items, Spec, Vector, Weights
 
@@ -188,6 +189,8 @@ def lookup(kind: str, name: str, table: Mapping[str, Any] | Iterable[str]) -> st
     if not isinstance(name, str):
         raise ValueError(f"{kind}={shown(name)} must be str")
     if name not in table:
+        if isinstance(table, Registry) and (refusal := table.refusal(name)) is not None:
+            raise ValueError(refusal)
         raise ValueError(f"unknown {kind} {shown(name)}{suggestion(name, table)}")
     return name
 

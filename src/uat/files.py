@@ -1,7 +1,8 @@
-"""Files that anybody may have touched: read with every fault as one sentence, written whole or not at all.
+"""Read untrusted files with clear errors, and write files atomically.
 
-Reading raises FileError with the file's name and what is wrong, whatever the file holds. Writing never follows a
-symbolic link, keeps the mode of the file that it replaces, and leaves the old file if it fails or is killed.
+Whatever a file contains, reading either succeeds or raises a FileError that names the file and the problem. Writing
+never follows a symbolic link, keeps the mode of the file that it replaces, and leaves the old file in place if it fails
+or is killed.
 """
 
 from __future__ import annotations
@@ -26,32 +27,32 @@ except ImportError:  # pragma: no cover (Windows)
 
 TEMPORARY = ".partial"
 MOST_JSON = 256 * 2**20
-"""Bytes of the largest JSON file that is read at once: far more than any of ours."""
+"""Size limit of a JSON file in bytes, far above that of any file that we write."""
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
-"""Opening a symbolic link fails; not known on Windows."""
+"""Flag that makes opening a symbolic link fail; 0 on Windows, which lacks it."""
 
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=@-]{0,99}")
-"""Names that may become parts of paths."""
+"""Names that are allowed as parts of paths."""
 LONGEST_NAME = 255
-"""Bytes of a file's name, on every common file system."""
+"""Limit of a file name in bytes, on all common file systems."""
 DEEPEST = 50
-"""Levels of a JSON value: files of ours have a few."""
+"""Nesting limit of a JSON value; our own files have a few levels."""
 
 
 class FileError(ValueError):
-    """A file that cannot be used, with its name and what is wrong."""
+    """A file that cannot be used; the message names the file and the problem."""
 
 
 # ---------------------------------------------------------------- reading
 
 
 def read_text(path: Path) -> str:
-    """The whole of a UTF-8 text file, of a size that fits."""
+    """Read a UTF-8 text file of limited size."""
     if not path.is_file():
         raise FileError(f"{path} is {'not a file' if path.exists() else 'not there'}")
     if (size := path.stat().st_size) > MOST_JSON:
-        raise FileError(f"{path} has {size:,} bytes, more than any file of its kind")
+        raise FileError(f"{path} has {size:,} bytes, more than the limit of {MOST_JSON:,} for files of its kind")
     try:
         return path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
@@ -59,7 +60,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_json(text: str, where: str) -> Any:
-    """The value of a JSON text; NaN and infinity are values, as undefined metrics are written so."""
+    """Parse a JSON text. NaN and infinity are accepted, since undefined metrics are written as NaN."""
     try:
         value = json.loads(text)
         if text.count("[") + text.count("{") <= DEEPEST or depth(value) <= DEEPEST:
@@ -72,7 +73,7 @@ def parse_json(text: str, where: str) -> Any:
 
 
 def depth(value: Any) -> int:
-    """Levels of lists and tables inside each other."""
+    """Number of nested levels of lists and dictionaries."""
     levels, level = 0, [value]
     while containers := [one for one in level if isinstance(one, dict | list)]:
         levels += 1
@@ -81,7 +82,7 @@ def depth(value: Any) -> int:
 
 
 def parse_row(line: str, where: str) -> dict[str, Any]:
-    """One line of a .jsonl file: a table of values."""
+    """Parse one line of a .jsonl file, which must be a JSON object."""
     row = parse_json(line, where)
     if not isinstance(row, dict):
         raise FileError(f"{where} is not a row: expected a JSON object, got {type(row).__name__}")
@@ -89,12 +90,12 @@ def parse_row(line: str, where: str) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file that holds one object."""
+    """Read a JSON file that holds one object."""
     return parse_row(read_text(path), str(path))
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a .jsonl file; none where there is no file."""
+    """Read the rows of a .jsonl file; an empty list if there is no file."""
     if not path.exists():
         return []
     lines = read_text(path).split("\n")
@@ -102,14 +103,14 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def check_name(name: Any, where: str) -> str:
-    """A name that becomes part of a path: letters, digits and a few marks, so that it cannot lead elsewhere."""
+    """Return a name that may become part of a path, or raise FileError: it must not be able to leave its folder."""
     if isinstance(name, str) and NAME.fullmatch(name):
         return name
     raise FileError(f"{where} {name!r:.60} cannot be part of a file's name: expected letters, digits and . _ + = @ -")
 
 
 def safe_name(text: str, most: int = 150) -> str:
-    """Any text as the name of one file: what could lead elsewhere becomes "+"; a long text ends with its checksum."""
+    """Turn any text into a file name: unsafe characters become "+", and long texts are cut and end with a checksum."""
     plain = "".join(c if c.isprintable() and c not in "/\\:" else "+" for c in text).lstrip(".")
     if len(plain.encode()) <= most:
         return plain
@@ -118,7 +119,7 @@ def safe_name(text: str, most: int = 150) -> str:
 
 
 def check_path(value: Any, name: str) -> Path:
-    """A path that a caller gives, or a ValueError with the argument's name."""
+    """Return the argument `name` as a Path, or raise a ValueError that names the argument and its value."""
     try:
         text = os.fspath(value)
     except Exception:  # anything without a path, and a class of the caller's may raise anything when asked for one
@@ -127,7 +128,7 @@ def check_path(value: Any, name: str) -> Path:
         raise ValueError(f"{name}={shown(value)} must be a path: a str or a pathlib.Path")
     try:
         longest = max(map(len, os.fsencode(text).split(b"/")))
-    except UnicodeEncodeError:  # half of a letter
+    except UnicodeEncodeError:  # a lone surrogate
         longest = LONGEST_NAME + 1
     if not text or not longest <= LONGEST_NAME or "\0" in text:
         raise ValueError(f"{name}={shown(text)} is not the name of a file or folder")
@@ -138,9 +139,9 @@ def check_path(value: Any, name: str) -> Path:
 
 
 def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:
-    """All of it or nothing, also when killed: a temporary name, flushed to disk, then renamed.
+    """Write a temporary file, flush it to disk and rename it, so that a kill leaves the old file or the new one.
 
-    durable: wait for the disk, so that not even a crash of the machine leaves less.
+    durable: wait for the disk, so that this holds even if the machine crashes.
     """
     with replacing(path, durable=durable) as file:
         file.write(content)
@@ -148,28 +149,28 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> Non
 
 @contextlib.contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
-    """A file to be written inside, which then takes the place of `path`; after an error there is nothing new."""
+    """Open a temporary file for writing that replaces `path` at the end; after an error `path` is unchanged."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_left_over(path)
     temporary, descriptor = _new_temporary(path)
     try:
         with os.fdopen(descriptor, "w+b") as file:
             if (mode := _mode(path)) is not None:
-                os.chmod(temporary, mode)  # noqa: PTH101 (of the file that was just made here)
+                os.chmod(temporary, mode)  # noqa: PTH101 (of the file that was just created)
             yield file
             file.flush()
             if durable:
                 os.fsync(file.fileno())
             if fcntl is not None:
                 temporary.replace(path)  # while its lock is held
-        if fcntl is None:  # pragma: no cover (Windows renames closed files alone)
+        if fcntl is None:  # pragma: no cover (Windows can rename closed files only)
             temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def _new_temporary(path: Path) -> tuple[Path, int]:
-    """A new file beside `path` and its descriptor, which holds its lock (flock): so others see that it is in use."""
+    """Create a file beside `path`; return it and its descriptor, which holds a lock to show that the file is in use."""
     while True:
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{TEMPORARY}")
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_FOLLOW, 0o666)
@@ -180,11 +181,11 @@ def _new_temporary(path: Path) -> tuple[Path, int]:
             raise
         if is_ours:
             return temporary, descriptor
-        os.close(descriptor)  # somebody took it for a left-over before it was locked
+        os.close(descriptor)  # another process removed it as a leftover before it was locked
 
 
 def _lock(descriptor: int) -> bool | None:
-    """Take the lock of an open file: whether it is ours now; None where there are no locks."""
+    """Try to lock an open file; return whether that succeeded, or None where locks are not supported."""
     if fcntl is None:
         return None
     try:
@@ -197,10 +198,10 @@ def _lock(descriptor: int) -> bool | None:
 
 
 def _remove_left_over(path: Path) -> None:
-    """Remove what writers of this file left that were killed: nobody holds the lock of such a file."""
+    """Remove temporary files left behind by killed writers of this file: no process holds their locks."""
     name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}{re.escape(TEMPORARY)}")
     for file in [file for file in path.parent.iterdir() if name.fullmatch(file.name)]:
-        with contextlib.suppress(OSError):  # a link, or gone by now
+        with contextlib.suppress(OSError):  # a symbolic link, or already removed
             descriptor = os.open(file, os.O_RDWR | NO_FOLLOW)
             try:
                 if _lock(descriptor):
@@ -210,16 +211,16 @@ def _remove_left_over(path: Path) -> None:
 
 
 def _mode(path: Path) -> int | None:
-    """Permissions of a file that is to be replaced; None if there is none."""
+    """Permissions of the regular file at `path`; None if there is none."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         return None
-    return stat.S_IMODE(found.st_mode) if stat.S_ISREG(found.st_mode) else None
+    return stat.S_IMODE(status.st_mode) if stat.S_ISREG(status.st_mode) else None
 
 
 def is_temporary(path: Path) -> bool:
-    """Left behind by a kill in the middle of a write."""
+    """Whether this is a temporary file, which stays behind when a writer is killed."""
     return path.name.startswith(".") and path.name.endswith(TEMPORARY)
 
 
@@ -228,12 +229,12 @@ def row_lines(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """At the end of a .jsonl file; a kill may cut the last line short."""
+    """Append rows to a .jsonl file; if the process is killed, the last line may be incomplete."""
     with opened_to_append(path) as file:
         file.write(row_lines(rows).encode())
 
 
 def opened_to_append(path: Path, *, empty: bool = False) -> IO[bytes]:
-    """A file that is written at its end, if it is not a symbolic link; `empty` drops what it holds."""
-    how = os.O_TRUNC if empty else 0
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | NO_FOLLOW | how, 0o666), "ab")
+    """Open a file for appending, unless it is a symbolic link; `empty` truncates it first."""
+    truncate = os.O_TRUNC if empty else 0
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | NO_FOLLOW | truncate, 0o666), "ab")

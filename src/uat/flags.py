@@ -1,4 +1,4 @@
-"""Flags from a frozen dataclass by argparse alone: for machines that have torch, numpy and safetensors, and no more."""
+"""Command-line flags from a frozen dataclass, with argparse only: for machines without tyro and rich."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ Options = TypeVar("Options")
 def parse_flags(
     kind: type[Options], prog: str, argv: Sequence[str] | None = None, *, positional: Sequence[str] = ()
 ) -> Options:
-    """The options that the arguments ask for; `positional` names the fields that have no flag."""
+    """Parse arguments into a dataclass; `positional` names the fields that are positional arguments."""
     given: dict[str, Any] = vars(parser(kind, prog, positional).parse_args(argv))
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose mistakes are a ValueError, as those of all other readers."""
+    """A parser that raises ValueError for bad arguments."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{message}; see {self.prog} --help")
 
 
 def parser(kind: type[Any], prog: str, positional: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """A flag for each field, with the sentence under it."""
-    made = Parser(prog=prog, description=kind.__doc__)
-    hints, said = typing.get_type_hints(kind), sentences(kind)
+    """A parser with one flag for each field; the docstring under the field is its help text."""
+    result = Parser(prog=prog, description=kind.__doc__)
+    hints, help_texts = typing.get_type_hints(kind), sentences(kind)
     for item in fields(kind):
-        hint, text = _without_none(hints[item.name]), said[item.name]
+        hint, text = _without_none(hints[item.name]), help_texts[item.name]
         flag = item.name if item.name in positional else f"--{item.name.replace('_', '-')}"
         if hint is bool:
-            how: dict[str, Any] = {"action": argparse.BooleanOptionalAction if item.default else "store_true"}
-            made.add_argument(flag, default=item.default, help=text, **how)
+            options: dict[str, Any] = {"action": argparse.BooleanOptionalAction if item.default else "store_true"}
+            result.add_argument(flag, default=item.default, help=text, **options)
             continue
         several = typing.get_origin(hint) is tuple
         one = typing.get_args(hint)[0] if several else hint
-        how = {"nargs": "+"} if several else {}
-        how |= {} if item.default is MISSING else {"default": item.default}
+        options = {"nargs": "+"} if several else {}
+        options |= {} if item.default is MISSING else {"default": item.default}
         if typing.get_origin(one) is typing.Literal:
-            how["choices"] = typing.get_args(one)
+            options["choices"] = typing.get_args(one)
         elif one in (int, float, Path):
-            how["type"] = one
-        made.add_argument(flag, help=text, **how)
-    return made
+            options["type"] = one
+        result.add_argument(flag, help=text, **options)
+    return result
 
 
 def _without_none(hint: Any) -> Any:
@@ -61,7 +61,7 @@ def _without_none(hint: Any) -> Any:
 
 
 def sentences(kind: type[Any]) -> dict[str, str]:
-    """The text under each field."""
+    """The docstring under each field."""
     [body] = [node.body for node in ast.parse(inspect.getsource(kind)).body if isinstance(node, ast.ClassDef)]
     return {
         here.target.id: str(below.value.value)

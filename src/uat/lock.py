@@ -1,7 +1,7 @@
-"""One writer at a time in a folder: a lock that ends with its holder, however that ends.
+"""Lock a folder for one writer at a time. The lock is released when its process ends, even if it is killed.
 
-The lock is the operating system's (flock) on a file `.lock` in the folder, which also says who holds it. The file
-stays when the lock is given back. Where there is no flock (Windows), nothing is locked.
+The lock is the operating system's (flock), on a file `.lock` in the folder that also records which process holds it.
+The file stays when the lock is released. Without flock (on Windows) nothing is locked.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ FILE = ".lock"
 
 
 class LockedError(ValueError):
-    """Somebody else is writing in this folder."""
+    """Another process is writing in this folder."""
 
 
 @contextlib.contextmanager
 def locked(folder: Path, what: str, *, wait_seconds: float = 0.0) -> Iterator[None]:
-    """Hold the lock of a folder inside; it is made if it is not there. A LockedError says who holds it already.
+    """Hold the lock of a folder, which is created if necessary. LockedError names the process that holds the lock.
 
-    what: what the holder does, in a few words, for others to read.
+    what: a short description of what this process does in the folder, shown to other processes.
     """
     deadline = time.monotonic() + wait_seconds
     while (descriptor := _take(folder / FILE)) is None:
@@ -49,11 +49,11 @@ def locked(folder: Path, what: str, *, wait_seconds: float = 0.0) -> Iterator[No
         finally:
             _write(descriptor, b"")
     finally:
-        os.close(descriptor)  # and with it goes the lock
+        os.close(descriptor)  # releases the lock
 
 
 def _take(file: Path) -> int | None:
-    """The open lock, or None if it is held. The last holder may have removed the folder, and the file with it."""
+    """Open and lock the file; None if another process holds the lock. The last holder may have removed the folder."""
     while True:
         file.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o666)
@@ -86,9 +86,9 @@ def _write(descriptor: int, content: bytes) -> None:
 
 
 def _holder(file: Path) -> str:
-    """Who holds the lock, by what it wrote; it may be about to write it."""
+    """Describe the process that holds the lock, from the record in the file, which may not be written yet."""
     with contextlib.suppress(ValueError, KeyError, TypeError, OSError):
-        said: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        here = "" if said["machine"] == platform.node() else f" on {said['machine']}"
-        return f"process {said['process']}{here} ({said['what']}, since {said['since']})"
+        record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        machine = "" if record["machine"] == platform.node() else f" on {record['machine']}"
+        return f"process {record['process']}{machine} ({record['what']}, since {record['since']})"
     return "another process"

@@ -1,4 +1,4 @@
-"""How much memory there is, for whoever can tell beforehand that something does not fit."""
+"""Memory limits of devices, to refuse in advance what cannot fit."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ GIB = 2**30
 
 
 def check_fits(needed: int, what: str, device: torch.device | str = "cpu") -> None:
-    """Refuse what certainly takes more bytes than there are; `what` names the settings and their values."""
-    if needed > (there := memory_of(torch.device(device))):
-        raise ValueError(f"{what} would take about {needed / GIB:,.0f} GiB of memory, and {there / GIB:,.1f} are there")
+    """Raise ValueError if `needed` bytes exceed the device's memory; `what` names the settings and their values."""
+    if needed > (limit := memory_of(torch.device(device))):
+        raise ValueError(
+            f"{what} would take about {needed / GIB:,.0f} GiB of memory, but only {limit / GIB:,.1f} GiB are available"
+        )
 
 
 def memory_of(device: torch.device) -> int:
-    """Bytes that a process may have there at most."""
+    """Limit in bytes of the memory that this process can use on a device."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")] if hasattr(os, "sysconf") else []

@@ -1,4 +1,4 @@
-"""Numbers that a domain reports, and one measured number."""
+"""Metrics that a domain reports, and measured scores."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """A number that a domain reports per episode."""
+    """A metric that a domain reports per episode."""
 
     name: str
     higher_is_better: bool = True
     label: str = ""
     partial: bool = False
-    """Whether an episode may leave it undefined: such an episode reports NaN and is left out of every mean."""
+    """Whether the metric may be undefined (NaN) in an episode, which is then left out of every mean."""
 
     def better(self, value: float, than: float) -> bool:
-        """Whether a value is better than another; NaN, an undefined one, is worse than any number."""
+        """Whether `value` is better than `than`. NaN (undefined) is worse than any number."""
         if math.isnan(than):
             return not math.isnan(value)
         return value > than if self.higher_is_better else value < than
@@ -25,7 +25,7 @@ class Metric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """One measured number: a row of every table."""
+    """One measured number: one row of the results."""
 
     run: str
     method: str

@@ -192,6 +192,26 @@ PRESET: dict[tuple[str, str], Settings] = {
 }
 """What a preset changes: smoke runs in seconds, quick shows the effect in minutes on two cores."""
 
+SMALL: Settings = {"method.d_model": 16, "method.num_heads": 2, "method.num_layers": 2, "method.d_ff": 32}
+ANY_PRESET: dict[str, Settings] = {
+    "smoke": {
+        "train.epochs": 4,
+        "train.batch_size": 16,
+        "train.validate_every": 2,
+        "train.validation_episodes": 16,
+        "evaluation.episodes": 16,
+        **SMALL,
+    },
+    "quick": {
+        "train.epochs": 120,
+        "train.batch_size": 128,
+        "train.validation_episodes": 256,
+        "evaluation.episodes": 1024,
+    },
+    "paper": {},
+}
+"""What a preset changes in a domain that has no row above, such as somebody else's: all else is at its default."""
+
 PRESET_PAIRS: dict[tuple[str, str, str], Settings] = {
     ("sepsis", "cadm", "quick"): {
         "train.batch_size": 32,
@@ -209,7 +229,7 @@ PRESET_PAIRS: dict[tuple[str, str, str], Settings] = {
 
 
 def recipe(domain: str, method: str, preset: str = "paper", *, seed: int = 0) -> RunConfig:
-    """The settings under which a method is trained in a domain."""
+    """The settings under which a method is trained in a domain: published ones, or defaults where there are none."""
     lookup("domain", domain, DOMAINS)
     lookup("method", method, METHODS)
     lookup("preset", preset, PRESETS)
@@ -225,8 +245,8 @@ def recipe(domain: str, method: str, preset: str = "paper", *, seed: int = 0) ->
     )
     pair = PAIRS.get((domain, family(method)), {})
     own = PRESET_PAIRS.get((domain, method, preset), {})
-    usual = shared(config, PRESET[domain, preset])
-    for settings in (shared(config, BACKBONE[domain]), TRAINING[domain], pair, usual, own):
+    usual = shared(config, PRESET.get((domain, preset), ANY_PRESET[preset]))
+    for settings in (shared(config, BACKBONE.get(domain, {})), TRAINING.get(domain, {}), pair, usual, own):
         config = override(config, settings)
     return config
 

@@ -1,6 +1,6 @@
-"""Rows of .jsonl files: which columns each kind has, checked once, where a row is read.
+"""Columns of each kind of row in .jsonl files, checked once when a row is read.
 
-Further columns pass, since later versions may add some. Whoever gets checked rows need not look at their types again.
+Unknown columns are accepted, since later versions may add some. Code that receives checked rows can rely on the types.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from uat.settings import shown
 
 Row = dict[str, Any]
 LARGEST = 1e100
-"""Of a measured number: differences and squares of such numbers are still finite."""
+"""Limit of a measured number, such that differences and squares are still finite."""
 MOST_TEXT = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """What the values of a column are."""
+    """The type of a column's values."""
 
     what: str
-    """The end of a sentence: "a whole number"."""
+    """Description that completes "must be ...": "a whole number"."""
     holds: Callable[[Any], bool]
     required: bool = True
 
@@ -32,7 +32,7 @@ Columns = Mapping[str, Column]
 
 
 def check_row(row: Row, columns: Columns, where: str) -> Row:
-    """The row itself, if it has these columns with values of their types."""
+    """Return the row if it has these columns with values of their types; otherwise raise FileError."""
     for name, column in columns.items():
         if name not in row:
             if column.required:
@@ -43,7 +43,7 @@ def check_row(row: Row, columns: Columns, where: str) -> Row:
 
 
 def check_rows(rows: Any, columns: Columns, where: str) -> list[Row]:
-    """Rows that lie in another file, such as a trace."""
+    """Check rows that are part of another file, such as a trace."""
     if not isinstance(rows, list):
         raise FileError(f"{where}: the rows must be a list, got {shown(rows)}")
     for index, row in enumerate(rows):
@@ -157,10 +157,10 @@ EFFICIENCY: Columns = {
     "value": NUMBER,
 }
 EPOCHS: Columns = {"epoch": COUNT}
-"""Of metrics.jsonl, beside which every other number is a loss, a norm or a metric."""
+"""Required column of metrics.jsonl; every other number is a loss, a norm or a metric."""
 SECONDS: Columns = {"epoch": COUNT, "seconds": NUMBER}
 NOTE: Columns = {"name": TEXT, "epoch": COUNT, "total": COUNT, "note": Column("text", lambda x: isinstance(x, str))}
-"""Where a worker of a grid stands."""
+"""Progress of a grid's worker."""
 
 ATTENTION: Columns = {
     "task": NAME_COLUMN,

@@ -1,15 +1,16 @@
-"""Settings where they enter: of the type that their field says, and within bounds that a computer can serve.
+"""Check the types and bounds of settings.
 
-A field's annotation says all of it: `d_model: Width = 64` is a whole number from 1 to MOST_WIDTH. A dataclass of
-settings calls `check_fields` when it is created; `checked` asks the same of one value, such as a function's argument.
-Bounds are far beyond any use that makes sense: they keep out slips of the keyboard, infinities, and numbers that the
-types in which they are used (float32, int64) cannot hold.
+A field's annotation declares both: `d_model: Width = 64` is a whole number from 1 to MOST_WIDTH. A dataclass of
+settings calls `check_fields` when it is created; `checked` checks one value, such as a function's argument. The bounds
+are far beyond any sensible use. They reject typing errors, infinities, and numbers that do not fit the types in which
+they are used (float32, int64).
 """
 
 from __future__ import annotations
 
 import collections.abc
 import dataclasses
+import inspect
 import numbers
 import types
 import typing
@@ -18,22 +19,22 @@ from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 MOST_WIDTH = 65_536
-"""Of a layer."""
+"""Limit of a layer's width."""
 MOST_LAYERS = 1_000
 MOST_STEPS = 1_000_000
-"""Of an episode."""
+"""Limit of an episode's steps."""
 MOST_COUNT = 10_000_000
-"""Of episodes, users, assets and other things that are counted."""
+"""Limit of episodes, users, assets and other counts."""
 MOST_EPISODES = 1_000_000
-"""Of a validation or an evaluation: each is played."""
+"""Limit of the episodes of a validation or an evaluation, each of which is played."""
 MOST_EPOCHS = 1_000_000_000
 LEAST_SCALE, MOST_SCALE = 1e-30, 1e12
-"""Of rates, factors and deviations: their products with weights and rewards stay within float32."""
+"""Bounds of rates, factors and deviations, such that products with weights and rewards stay within float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """The numbers from `low` to `high`; NaN is not among them."""
+    """The numbers from `low` to `high`, without NaN."""
 
     low: float
     high: float
@@ -45,7 +46,7 @@ class Between:
         return above and (value < self.high if self.without_high else value <= self.high)
 
     def __str__(self) -> str:
-        """What a value must be, as the end of a sentence."""
+        """The bound in words, to follow "name=value": "must be at least 1 and at most 10"."""
         low, high = shown(self.low), shown(self.high)
         if self.low == LEAST_SCALE:
             return f"must be positive, from {low} to {high}"
@@ -65,7 +66,7 @@ Epochs = Annotated[int, Between(1, MOST_EPOCHS)]
 Warmup = Annotated[int, Between(0, MOST_EPOCHS)]
 Share = Annotated[float, Between(0, 1)]
 Inner = Annotated[float, Between(0, 1, without_low=True, without_high=True)]
-"""A share that is neither nothing nor all."""
+"""A share between 0 and 1, both excluded."""
 Decay = Annotated[float, Between(0, 1, without_high=True)]
 Scale = Annotated[float, Between(LEAST_SCALE, MOST_SCALE)]
 """A positive number."""
@@ -74,36 +75,52 @@ Number = Annotated[float, Between(-MOST_SCALE, MOST_SCALE)]
 
 
 def check_fields(config: Any, prefix: str = "") -> None:
-    """Refuse a field whose value is not of its annotated type, or not within the bounds of its annotation.
+    """Raise ValueError for a field whose value violates the type or the bounds of its annotation.
 
-    Called on creation by every dataclass of settings. A list where a tuple is expected becomes one, and a number of
-    NumPy becomes Python's.
+    Every dataclass of settings calls this on creation. A list in place of a tuple is converted to one, and a NumPy
+    number to a Python number.
     """
     for name, hint in field_types(type(config)).items():
         value = getattr(config, name)
-        found = checked(value, hint, prefix + name)
-        if found is not value and type(value) is not int:
-            object.__setattr__(config, name, found)
+        converted = checked(value, hint, prefix + name)
+        if converted is not value and type(value) is not int:
+            object.__setattr__(config, name, converted)
 
 
 @lru_cache(maxsize=256)
 def field_types(kind: type[Any]) -> dict[str, Any]:
-    """Types of a dataclass's fields, bounds included; working them out takes longer than all checks."""
+    """Types of a dataclass's fields, including bounds. Cached, since reading the annotations is slow."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return {item.name: hints[item.name] for item in dataclasses.fields(kind)}
 
 
+def check_settings_class(kind: Any, name: str) -> None:
+    """Refuse what is no class of settings: a frozen dataclass whose fields all have defaults."""
+    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+        raise TypeError(f"{name}={shown(kind)} must be a frozen dataclass of settings")
+    if not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        raise TypeError(f"{name}={kind.__name__} must be frozen: write @dataclass(frozen=True, kw_only=True)")
+    for item in dataclasses.fields(kind):
+        if item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING:
+            raise TypeError(f"{kind.__name__}.{item.name} needs a default, so that nobody has to name it")
+
+
+def first_sentence(value: Any) -> str:
+    """What a class or function says of itself in the first line of its docstring; empty if it says nothing."""
+    return (inspect.getdoc(value) or "").split("\n")[0].rstrip(".")
+
+
 def checked(value: Any, hint: Any, name: str) -> Any:
-    """The value as the type wants it, or a ValueError that names field and value."""
+    """Return the value, converted to its type; raise a ValueError that names field and value if it is invalid."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value
     if origin is Annotated:
-        found = checked(value, args[0], name)
+        converted = checked(value, args[0], name)
         for bound in args[1:]:
-            if isinstance(bound, Between) and not bound.holds(found):
+            if isinstance(bound, Between) and not bound.holds(converted):
                 raise ValueError(f"{name}={shown(value)} {bound}")
-        return found
+        return converted
     if origin is Literal:
         if not isinstance(value, str | int) or value not in args:
             raise ValueError(f"{name}={shown(value)} must be one of {', '.join(map(repr, args))}")
@@ -127,7 +144,7 @@ def checked(value: Any, hint: Any, name: str) -> Any:
         try:
             return float(value)
         except OverflowError:
-            raise ValueError(f"{name}={shown(value)} is beyond every floating-point number") from None
+            raise ValueError(f"{name}={shown(value)} is too large for a floating-point number") from None
     if isinstance(origin or hint, type) and isinstance(value, origin or hint):
         if isinstance(value, bool) != (hint is bool):
             raise ValueError(f"{name}={value} must be {hint.__name__}")
@@ -148,14 +165,14 @@ def _described(hint: Any) -> str:
 
 
 def shown(value: Any, most: int = 60) -> str:
-    """The value as Python writes it, on one line and not longer than so many characters."""
+    """The value's repr on one line, cut to `most` characters."""
     if type(value) is int and abs(value) >= 10**most:
-        return "a number of too many digits"
+        return "a number with too many digits"
     if isinstance(value, int | float | str | bool | type(None)):
         text = f"{value:g}" if isinstance(value, float) and abs(value) >= 1e6 else repr(value)
     else:
         try:
             text = " ".join(repr(value).split())
-        except Exception:  # somebody else's class may raise anything
+        except Exception:  # the __repr__ of a foreign class may raise anything
             text = f"<{type(value).__name__}>"
     return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -1,4 +1,4 @@
-"""Tensors on disk: safetensors files with a checksum of all that they hold. Nothing is ever unpickled."""
+"""Tensors on disk: safetensors files with a checksum of their contents. Nothing is ever unpickled."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from uat.files import FileError, parse_row, write_atomically
 FORMAT = 1
 CHECKSUM = "checksum"
 Meta = dict[str, Any]
-"""What is said of the tensors: JSON values."""
+"""Metadata stored with the tensors: JSON values."""
 
 
 class RunError(FileError):
-    """A run folder or checkpoint that cannot be used, with the file and what is wrong."""
+    """A run folder or checkpoint that cannot be used; the message names the file and the problem."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-    """Tensors and what is said of them, with a checksum of both."""
-    plain = copied(tensors, torch.device("cpu"))
-    said = json.loads(json.dumps({"format": FORMAT, **meta}))
-    text = json.dumps({**said, CHECKSUM: checksum(plain, said)})
-    write_atomically(path, to_bytes(plain, metadata={"uat": text}))
+    """Write tensors and their metadata, with a checksum of both."""
+    on_cpu = copied(tensors, torch.device("cpu"))
+    header = json.loads(json.dumps({"format": FORMAT, **meta}))
+    text = json.dumps({**header, CHECKSUM: checksum(on_cpu, header)})
+    write_atomically(path, to_bytes(on_cpu, metadata={"uat": text}))
 
 
 def checksum(tensors: Mapping[str, Tensor], meta: Meta) -> str:
-    """Names these tensors and what is said of them, to the last bit."""
-    found = hashlib.blake2b(json.dumps(meta, sort_keys=True).encode(), digest_size=16)
+    """Checksum of the exact bits of tensors and of their metadata."""
+    digest = hashlib.blake2b(json.dumps(meta, sort_keys=True).encode(), digest_size=16)
     for name in sorted(tensors):
         tensor = tensors[name]
-        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
-    """The first tensor that holds NaN or infinity, in words; None if all are finite."""
+    """Describe the first tensor that holds NaN or infinity; None if all are finite."""
     for name in sorted(tensors):
         tensor = tensors[name]
         if tensor.is_floating_point() and not (finite := tensor.isfinite()).all():
@@ -53,21 +53,20 @@ def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
 
 
 def copied(tensors: Mapping[str, Tensor], device: torch.device | None = None) -> dict[str, Tensor]:
-    """Copies of all of them, where they are or on this device. Those of one type travel together: a hundred tensors are
-    one launch, not a hundred."""
+    """Copy tensors, to another device if one is given. Tensors of one type are copied together, with one launch."""
     alike: dict[tuple[torch.dtype, torch.device], list[str]] = {}
     for name, tensor in tensors.items():
         alike.setdefault((tensor.dtype, tensor.device), []).append(name)
-    found: dict[str, Tensor] = {}
+    copies: dict[str, Tensor] = {}
     for names in alike.values():
-        together = torch.cat([tensors[name].detach().reshape(-1) for name in names])
-        parts = together.to(device or together.device).split([tensors[name].numel() for name in names])
-        found |= {name: part.view(tensors[name].shape) for name, part in zip(names, parts, strict=True)}
-    return {name: found[name] for name in tensors}
+        joined = torch.cat([tensors[name].detach().reshape(-1) for name in names])
+        parts = joined.to(device or joined.device).split([tensors[name].numel() for name in names])
+        copies |= {name: part.view(tensors[name].shape) for name, part in zip(names, parts, strict=True)}
+    return {name: copies[name] for name in tensors}
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Meta]:
-    """The tensors of a file of ours and what was said of them. Files of before 0.2 have no checksum."""
+    """Read the tensors and the metadata of a file. Files written before version 0.2 have no checksum."""
     if not path.is_file():
         raise RunError(f"{path} does not exist; was the run stopped before its first checkpoint?")
     try:

@@ -1,8 +1,8 @@
-"""What reaches a terminal: control characters become escapes, and letters that its encoding lacks are replaced.
+"""Safe output to a terminal: control characters are escaped, and characters that its encoding lacks are replaced.
 
-Text of files, settings and errors may hold anything: an escape sequence that clears the screen, a line break that fakes
-a second message, marks that reverse the order of letters. `plain` shows all of these as escapes. The commands print
-through `say`, `show`, `show_json` and `show_page` alone, inside `command`.
+Text from files, settings and errors is untrusted: it may hold an escape sequence that clears the screen, a line break
+that fakes a second message, or marks that reverse the order of letters. `plain` escapes all of these. Commands print
+only through `say`, `show`, `show_json` and `show_page`, inside `command`.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 BROKEN_PIPE = 141
-"""Exit code of a program whose reader has gone: 128 and the number of SIGPIPE."""
+"""Exit code when the reader of the output has gone: 128 plus the number of SIGPIPE."""
 INTERRUPTED = 130
-"""Exit code of a program that Ctrl-C stopped: 128 and the number of SIGINT."""
+"""Exit code when Ctrl-C stopped the program: 128 plus the number of SIGINT."""
 LONGEST = 1000
-"""Letters of a sentence that ends a command; names in it may be of any length."""
+"""Limit in characters of the sentence that ends a command, since names in it may have any length."""
 SPELT = {"±": "+/-", "−": "-", "–": "-", "…": "...", "‖": "||", "Δ": "delta", "λ": "lambda", "σ": "sigma", "×": "x"}
-"""What stands for letters of ours where an encoding lacks them."""
+"""Replacements for characters that an encoding lacks."""
 
 
 def plain(text: Any) -> str:
-    """Text of a file or an error on one line; what could move the cursor or reorder the line is shown as an escape."""
+    """Return untrusted text on one line, with escapes for characters that could move the cursor or reorder the line."""
     return "".join(c if c.isprintable() else _escaped(c) for c in " ".join(str(text).split("\n")))
 
 
@@ -39,23 +39,23 @@ def _escaped(letter: str) -> str:
 
 
 def say(text: Any) -> None:
-    """One line on standard error."""
+    """Print one line on standard error."""
     print(encodable(plain(text), sys.stderr), file=sys.stderr, flush=True)
 
 
 def show(text: Any = "") -> None:
-    """One line on standard output."""
+    """Print one line on standard output."""
     print(encodable(plain(text), sys.stdout))
 
 
 def show_page(text: str) -> None:
-    """Several lines on standard output, such as a table."""
+    """Print several lines on standard output, such as a table."""
     for line in text.split("\n"):
         show(line)
 
 
 def show_json(value: Any, *, indent: int | None = 2) -> None:
-    """Valid JSON on standard output: ASCII, and null for NaN and infinity, which JSON does not have."""
+    """Print valid JSON on standard output: ASCII only, with null for NaN and infinity, which JSON lacks."""
     print(json.dumps(_finite(value), indent=indent, allow_nan=False))
 
 
@@ -68,7 +68,7 @@ def _finite(value: Any) -> Any:
 
 
 def encodable(text: str, stream: Any) -> str:
-    """The text with letters of ours spelt out, such as ± as +/-, if the stream cannot show them."""
+    """Return the text with characters such as ± spelt out (+/-) if the stream's encoding lacks them."""
     try:
         text.encode(getattr(stream, "encoding", None) or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -81,11 +81,11 @@ def encodable(text: str, stream: Any) -> str:
 
 @contextlib.contextmanager
 def command(name: str, *, go_on: str = "") -> Iterator[None]:
-    """Run a command inside: a mistake of its user becomes one sentence on standard error and exit code 2.
+    """Run a command: a user's mistake becomes one sentence on standard error and exit code 2.
 
-    go_on: what to do after Ctrl-C, which ends the command with one line and exit code 130.
-    Warnings are sentences as well. If the reader of the output has gone (`uat list | head -1`), the command ends and
-    says nothing.
+    go_on: advice to print after Ctrl-C, which ends the command with one line and exit code 130.
+    Warnings are printed as sentences as well. If the reader of the output has gone (`uat list | head -1`), the command
+    ends silently.
     """
     prepare_streams()
     try:
@@ -113,8 +113,10 @@ def command(name: str, *, go_on: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def interrupts_end_at_once(name: str) -> Iterator[None]:
-    """Ctrl-C inside ends the process with one line, whatever it does: for imports, which would turn a
-    KeyboardInterrupt into a page of foreign lines, or into an ImportError."""
+    """Let Ctrl-C end the process at once with one line.
+
+    For imports, where a KeyboardInterrupt would print a long traceback or become an ImportError.
+    """
 
     def end(*_: object) -> None:
         fail(name, "stopped")
@@ -134,7 +136,7 @@ def interrupts_end_at_once(name: str) -> Iterator[None]:
 
 
 def fail(name: str, sentence: str) -> int:
-    """Say what went wrong, in a readable number of letters; the exit code."""
+    """Print an error, cut to a readable length, and return the exit code."""
     short = sentence if len(sentence) <= LONGEST else f"{sentence[: LONGEST - 3]}..."
     with contextlib.suppress(BrokenPipeError):
         say(f"{name}: {short}")
@@ -142,20 +144,20 @@ def fail(name: str, sentence: str) -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out; torch says so by a RuntimeError."""
-    said = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
-    return isinstance(error, MemoryError) or said
+    """Whether memory ran out, which torch reports as a RuntimeError."""
+    from_torch = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+    return isinstance(error, MemoryError) or from_torch
 
 
 def prepare_streams() -> None:
-    """Let standard output and error show what their encoding lacks as escapes, instead of failing."""
+    """Make standard output and error escape characters that their encoding lacks, instead of raising an error."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def _flush_output() -> None:
-    """What was printed before an error is kept, if it can be written."""
+    """Write buffered output before an error is printed, if that is possible."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -164,12 +166,12 @@ def _flush_output() -> None:
 
 
 def _discard_output() -> None:
-    """Nothing is left to be written when the interpreter ends: that would fail, and say so."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    """Discard buffered output that cannot be written, which would print an error when the interpreter exits."""
+    null = os.open(os.devnull, os.O_WRONLY)
     for stream in (stream for stream in (sys.stdout, sys.stderr) if stream is not None):
         try:
             stream.flush()
         except OSError:
-            with contextlib.suppress(OSError, ValueError):  # a stream without a file has nothing left to write
-                os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
+            with contextlib.suppress(OSError, ValueError):  # a stream without a file has nothing to write
+                os.dup2(null, stream.fileno())
+    os.close(null)

@@ -1,13 +1,13 @@
-"""How many CPU threads torch computes with: one, unless a setting or UAT_THREADS says otherwise.
+"""Number of CPU threads that torch uses: one, unless a setting or UAT_THREADS says otherwise.
 
-Models of the paper's size gain little from a second thread on an idle machine and lose 10 to 100 times on a busy one,
-where threads wait for each other in every operation. The number also decides in which order sums are added, and so the
-last bits of every result: training records it.
+Models of the paper's size gain little from a second thread on an idle machine, and become 10 to 100 times slower on a
+busy one, where threads wait for each other in every operation. The number of threads also determines the order in which
+sums are computed, and so the last bits of every result; training therefore records it.
 
-This is the number of threads that share one operation. Nothing here runs several operations at once, so torch's other
-number (`torch.set_num_interop_threads`) does not matter. NumPy, which the fast step of a session uses, takes its number
-from the environment when it is loaded (OPENBLAS_NUM_THREADS or MKL_NUM_THREADS); `uat.engines.cpu` says when
-that matters.
+This number is that of the threads that share one operation. Nothing here runs several operations at once, so torch's
+other number (`torch.set_num_interop_threads`) has no effect. NumPy, which the fast step of a session uses, reads its
+number of threads from the environment when it is imported (OPENBLAS_NUM_THREADS or MKL_NUM_THREADS); `uat.engines.cpu`
+says when that matters.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from uat.settings import shown
 VARIABLE = "UAT_THREADS"
 MOST = max(64, os.cpu_count() or 1)
 
-_around: ContextVar[int | None] = ContextVar("threads of the enclosing block", default=None)
+_enclosing: ContextVar[int | None] = ContextVar("threads of the enclosing block", default=None)
 
 
 def cores() -> int:
@@ -33,14 +33,14 @@ def cores() -> int:
 
 
 class ThreadsWarning(UserWarning):
-    """A run goes on with another number of threads than it had."""
+    """A resumed run uses a different number of threads than before."""
 
 
 def thread_count(asked: int | None = None) -> int:
-    """The number asked for; unset, that of the enclosing `cpu_threads`, else what UAT_THREADS says, else one."""
+    """Return the requested number; by default that of the enclosing `cpu_threads`, else UAT_THREADS, else one."""
     name, value = "threads", asked
     if value is None:
-        value = _around.get()
+        value = _enclosing.get()
     if value is None:
         name, value = VARIABLE, os.environ.get(VARIABLE, "1")
     is_text = isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= len(str(MOST))
@@ -52,17 +52,17 @@ def thread_count(asked: int | None = None) -> int:
 
 @contextlib.contextmanager
 def cpu_threads(asked: int | None = None) -> Iterator[int]:
-    """torch computes with `thread_count(asked)` threads inside, and with as many as before outside.
+    """Let torch use `thread_count(asked)` threads inside the block, and restore the previous number afterwards.
 
     `@cpu_threads()` does the same for a function; the number is looked up at each call.
     """
-    count, before, around = thread_count(asked), torch.get_num_threads(), _around.get()
-    _around.set(count)
+    count, before, enclosing = thread_count(asked), torch.get_num_threads(), _enclosing.get()
+    _enclosing.set(count)
     if count != before:
         torch.set_num_threads(count)
     try:
         yield count
     finally:
-        _around.set(around)
+        _enclosing.set(enclosing)
         if torch.get_num_threads() != before:
             torch.set_num_threads(before)

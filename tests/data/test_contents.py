@@ -1,4 +1,4 @@
-"""Files of a user's count in the identity of a run by what they hold."""
+"""A user's data files enter the identity of a run by their contents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Downloads: whole and verified, or not there at all. The server is on this machine."""
+"""Downloads are complete and verified, or absent. The tests run their own local server."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_the_command_line_fetches(server: type[Server], tmp_path: Path, capsys: 
 @pytest.mark.parametrize("ranges", [True, False])
 def test_a_broken_download_goes_on(server: type[Server], ranges: bool, tmp_path: Path) -> None:
     server.breaks_after, server.ranges = 100, ranges
-    with pytest.raises(ValueError, match=r"broke off .* run it again to go on"):
+    with pytest.raises(ValueError, match=r"broke off .* run it again to resume it"):
         fetch("movielens-1m", tmp_path)
     assert names(tmp_path) == ["movielens-1m.zip.part"]
     server.breaks_after = None

@@ -1,4 +1,4 @@
-"""Indicators against independent computations, and features that know no later day."""
+"""Indicators against independent computations; features never depend on later days."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_macd_is_exponential(asset: int) -> None:
     close = panel().close_TN[:, asset]
 
     def average(x: np.ndarray, period: int, begin: int) -> np.ndarray:
-        """From day begin + period - 1 on: the seed's share, and every later value's."""
+        """From day begin + period - 1 on: the weight of the initial mean and of every later value."""
         keep, first = 1 - 2 / (period + 1), begin + period - 1
         return np.array(
             [
@@ -98,7 +98,7 @@ def test_the_others_on_one_day_by_their_definitions() -> None:
 
 
 def test_money_on_a_day_whose_price_stays_counts_for_neither_side() -> None:
-    """0.1 + 0.2 + 0.3 and 0.3 + 0.2 + 0.1 are one price, though not one sum."""
+    """0.1 + 0.2 + 0.3 and 0.3 + 0.2 + 0.1 are the same price, although the floating-point sums differ."""
     typical, volume = np.linspace(1, 2, 20)[:, None], np.ones((20, 1))
     typical[10] = typical[9] * (1 - 2e-16)
     assert typical[10] < typical[9]
@@ -124,7 +124,7 @@ def test_flat_prices_give_numbers() -> None:
 
 
 def test_all_are_talibs() -> None:
-    """The C library, where it is installed; its own warm-up and all days after."""
+    """Compare with the C library, if it is installed, on the day its warm-up ends and all later days."""
     talib = pytest.importorskip("talib")
     for n in range(4):
         high, low, close, volume = (
@@ -144,11 +144,11 @@ def test_all_are_talibs() -> None:
             np.testing.assert_allclose(values()[name][:, n], value, rtol=1e-8, atol=1e-8, err_msg=name)
 
 
-# ---------------------------------------------------------------- what may be known when
+# ---------------------------------------------------------------- no look-ahead
 
 
 def spoilt(day: int) -> Panel:
-    """Everything after a day is another world."""
+    """The panel with different values on all days after this one."""
     changes = {}
     for name in ("open_TN", "high_TN", "low_TN", "close_TN", "volume_TN"):
         changes[name] = getattr(panel(), name).copy()

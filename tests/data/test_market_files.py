@@ -1,4 +1,4 @@
-"""Market files: what is told, what is refused, and what goes through unharmed."""
+"""Market files: what the check reports, what it refuses, and what passes unchanged."""
 
 from __future__ import annotations
 

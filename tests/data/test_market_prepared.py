@@ -1,4 +1,4 @@
-"""Prepared markets: the same days, features and windows as the files they were made of, and named by content."""
+"""Prepared markets have the days, features and windows of their source files, and are identified by their contents."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_reading_needs_no_further_library(file: Path) -> None:
     ("arrays", "said"),
     [
         ({"x": np.zeros(3)}, "was not made by"),
-        ({"us/date": np.zeros(1), "us/ticker": np.array(["A"])}, "us/bars is not in it"),
+        ({"us/date": np.zeros(1), "us/ticker": np.array(["A"])}, "it lacks us/bars"),
         (
             {"us/date": np.zeros(2, "M8[D]"), "us/ticker": np.array(["A"]), "us/bars": np.zeros((1, 1, 5))},
             r"us/bars' is \(1, 1, 5\) of float64, expected \(2, 1, 5\) of floats",

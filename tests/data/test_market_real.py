@@ -1,4 +1,4 @@
-"""Real panels, where somebody has them: UAT_MARKETS=FOLDER pytest tests/data/test_market_real.py."""
+"""Tests on real panels, if available: UAT_MARKETS=FOLDER pytest tests/data/test_market_real.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Regimes told afterwards: the paper's rules on series whose answer is known."""
+"""Market regimes labelled with hindsight: the paper's rules on series with known answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from uat.data.markets.synthetic import SIZES, generate
 
 
 def prices(log: np.ndarray) -> np.ndarray:
-    """Two assets that move as one."""
+    """Two assets with identical returns."""
     return np.tile(np.exp(np.concatenate([[0.0], log.cumsum()]))[:, None] * 10, 2)
 
 

@@ -1,4 +1,4 @@
-"""MovieLens: every published format gives the same log, and bad input gives a sentence."""
+"""MovieLens: every published format gives the same log, and bad input gives a clear error."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_ratings_out_of_range_are_refused(rating: float) -> None:
     ("row", "match"),
     [
         (("", 4, 3.0, 5), "1 rows of .* have no user"),
-        ((2, 4, "good", 5), "1 rows of .* have no rating, or one that is no number"),
+        ((2, 4, "good", 5), "1 rows of .* have no rating, or one that is not a number"),
         ((2, 4, 3.0, "noon"), "1 rows of .* have no time"),
         ((2, 4, 9.0, 5), "the first is 9.0 of user 2"),
     ],
@@ -186,7 +186,7 @@ def test_what_is_no_folder_of_movielens_is_refused(tmp_path: Path) -> None:
     archive = tmp_path / "ml-1m.zip"
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("ml-1m/ratings.dat", "")
-    with pytest.raises(ValueError, match="is a zip archive; unpack it and give the folder"):
+    with pytest.raises(ValueError, match="is a zip archive; unpack it and name the folder"):
         check(archive)
     with pytest.raises(ValueError, match="is not a folder"):
         check(tmp_path / "nowhere")

@@ -1,4 +1,4 @@
-"""The embedded catalogue: the same for the same seed, and like ML-1M where it says so."""
+"""The synthetic catalogue is reproducible by seed and matches the stated statistics of ML-1M."""
 
 from __future__ import annotations
 

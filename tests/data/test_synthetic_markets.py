@@ -1,4 +1,4 @@
-"""The generator: sized like the real panels, and with the features that it says it has."""
+"""Generated markets have the sizes of the real panels and the stated statistical features."""
 
 from __future__ import annotations
 

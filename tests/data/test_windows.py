@@ -1,4 +1,4 @@
-"""Sequences out of a log: newest first, without overlap, and no user in two splits."""
+"""Windows of a log: newest first, without overlap, and no user in two splits."""
 
 from __future__ import annotations
 

@@ -50,6 +50,14 @@ def test_cotta_equals_its_slow_twin(spec: Spec, certainty: float) -> None:
     assert (expected - unmoved)[1:].nan_to_num().abs().max() > 0.01
 
 
+@pytest.mark.parametrize("positions", ["rotary", "none"])
+def test_cotta_equals_its_slow_twin_under_a_window(positions: str) -> None:
+    places: Any = {"positions": positions, "context": 3}
+    policy = build_cotta(DISCRETE, adaptation_rate=0.3, teacher_decay=0.6, jitter=0.5, certainty=0.5, **places)
+    batch = random_batch(DISCRETE, episodes=1, seed=2)
+    torch.testing.assert_close(stream(policy, batch)[0], twin.cotta(policy, batch), rtol=0, atol=1e-9)
+
+
 @every_spec
 def test_layers_move_and_nothing_else(spec: Spec) -> None:
     policy = build_cotta(spec, certainty=NEVER, restore_share=0.0)

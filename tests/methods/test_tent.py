@@ -24,9 +24,14 @@ def build_tent(spec: Spec, **settings: Any) -> Tent:
     return policy
 
 
-@every_spec
-def test_tent_equals_its_slow_twin(spec: Spec) -> None:
-    policy = build_tent(spec, adaptation_rate=0.05)
+@pytest.mark.parametrize(
+    ("spec", "places"),
+    [(spec, {}) for spec in SPECS.values()]
+    + [(DISCRETE, {"positions": kind, "context": context}) for kind, context in (("rotary", 3), ("none", 2))],
+    ids=[*SPECS, "rotary", "none"],
+)
+def test_tent_equals_its_slow_twin(spec: Spec, places: dict[str, Any]) -> None:
+    policy = build_tent(spec, adaptation_rate=0.05, **places)
     for seed in range(3):
         batch = random_batch(spec, episodes=1, seed=seed)
         expected, unmoved = twin.tent(policy, batch), policy.learner.logits(batch)[0]

@@ -24,20 +24,25 @@ class Network:
 
     def token(self, obs_1: Tensor) -> Tensor:
         backbone = self.vanilla.backbone
+        if backbone.config.positions != "learned":
+            return backbone.encoder(obs_1)[0]
         return (backbone.encoder(obs_1) + backbone.positions[len(self.past[0])])[0]
 
     def features(self, token_D: Tensor, present: list[tuple[Tensor, Tensor]] | None = None) -> Tensor:
         """h (D,) of a token; `present` gives the present key and value of each layer, if not its own."""
         backbone, self.now = self.vanilla.backbone, []
-        x = backbone.norm(token_D)
+        x, context = backbone.norm(token_D), backbone.config.context
         for layer, block in enumerate(backbone.blocks):
             assert isinstance(block, Block)
             q, k, v = (
                 y.unflatten(-1, (block.attention.num_heads, -1))
                 for y in block.attention.project(block.attention_norm(x))
             )
+            if backbone.rotary is not None:
+                rotation = backbone.rotary(torch.tensor(len(self.past[layer])), q.dtype)
+                q, k = rotation.turn(q), rotation.turn(k)
             self.now.append((k, v))
-            pairs = [*self.past[layer], (k, v) if present is None else present[layer]]
+            pairs = [*self.past[layer], (k, v) if present is None else present[layer]][-(context or 0) :]
             keys_SHE, values_SHE = (torch.stack(part) for part in zip(*pairs, strict=True))
             weight_SH = ((keys_SHE * q).sum(-1) / q.shape[-1] ** 0.5).softmax(0)
             x = x + block.attention.out((weight_SH[..., None] * values_SHE).sum(0).flatten())

@@ -105,14 +105,21 @@ def test_looking_back_rounds_no_more_than_torch(dtype: torch.dtype) -> None:
 
 
 @given(
-    restarts=st.lists(st.tuples(*[st.booleans()] * STREAMS), min_size=1, max_size=12),
-    capacity=st.integers(1, 5),
+    restarts=st.lists(st.tuples(*[st.integers(0, 9).map(lambda x: x == 0)] * STREAMS), min_size=1, max_size=24),
+    context=st.integers(1, 5),
+    tokens_per_step=st.integers(1, 3),
     seed=st.integers(0, 2**31),
 )
-def test_rolling_cache_remembers_the_last_steps(restarts: list[tuple[bool, ...]], capacity: int, seed: int) -> None:
-    """Read in the order of its distances, a stream is the end of a list that grows."""
+def test_rolling_cache_remembers_the_last_steps(
+    restarts: list[tuple[bool, ...]], context: int, tokens_per_step: int, seed: int
+) -> None:
+    """Read in the order of its distances, a stream is the end of a list that grows: the present step, which may be
+    incomplete, and the whole steps before it."""
     generator, like = torch.Generator().manual_seed(seed), torch.zeros((), dtype=torch.float64)
+    capacity = context * tokens_per_step
     cache = RollingCache.empty(layers=1, streams=STREAMS, heads=HEADS, capacity=capacity, d_head=E, like=like)
+    cache.tokens_per_step = tokens_per_step
+    cache.kv_L2BHSE.fill_(POISON)
     remembered: list[list[Tensor]] = [[] for _ in range(STREAMS)]
     for first in restarts:
         cache.restart(torch.tensor(first))
@@ -121,11 +128,14 @@ def test_rolling_cache_remembers_the_last_steps(restarts: list[tuple[bool, ...]]
             remembered[stream] = [*([] if anew else remembered[stream]), kv_2BHE[:, stream]]
         window = cache.window()
         kv_2BHSE = torch.stack(cache.write(0, kv_2BHE[0], kv_2BHE[1], window))
-        distance_BS, visible_BS = cache.distance(), window.visible_BS
-        assert visible_BS is not None
+        distance_BS, visible_BS = cache.distance()[:, : window.slots], cache.visible()
+        assert not visible_BS[:, window.slots :].any()
+        visible_BS = visible_BS[:, : window.slots]
+        assert visible_BS.all() if window.visible_BS is None else torch.equal(window.visible_BS, visible_BS)
         for stream, steps in enumerate(remembered):
             ages = distance_BS[stream, visible_BS[stream]].tolist()
-            assert sorted(ages) == list(range(min(len(steps), capacity)))
+            begun = (len(steps) - 1) % tokens_per_step + 1
+            assert sorted(ages) == list(range(min(len(steps), capacity - tokens_per_step + begun)))
             for slot in visible_BS[stream].nonzero()[:, 0].tolist():
                 expected = steps[-1 - int(distance_BS[stream, slot])]
                 assert torch.equal(kv_2BHSE[:, stream, :, slot], expected)

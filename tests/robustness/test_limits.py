@@ -104,7 +104,7 @@ def test_worlds_that_cannot_fit_are_refused_by_their_settings(name: str, tmp_pat
 
 def test_what_fits_is_let_through(small_machine: None) -> None:
     memory.check_fits(FOUR_GIB, "this")
-    with pytest.raises(ValueError, match=r"^this would take about 4 GiB of memory, and 4\.0 are there$"):
+    with pytest.raises(ValueError, match=r"^this would take about 4 GiB of memory, but only 4\.0 GiB are available$"):
         memory.check_fits(FOUR_GIB + 1, "this")
     DarkRoom(DarkRoomConfig(size=20)).simulator("train", "cpu")
 

@@ -1,4 +1,4 @@
-"""Data: sources, caches and checks. Nothing is loaded or downloaded before it is asked for."""
+"""Data sources, caches and checks. Nothing is loaded or downloaded on import."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One kind of thing that a check came upon."""
+    """One kind of observation made by a check."""
 
     what: str
     count: int
     first: str = ""
-    """The first one: where it is, and what is there."""
+    """The first occurrence: its place and its value."""
     refused: bool = False
-    """Whether data with such a thing cannot be used."""
+    """Whether this makes the data unusable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a check found in one file."""
+    """The result of checking one file."""
 
     path: str
     facts: dict[str, Any]
-    """Counts and ranges: what the file holds."""
+    """Counts and ranges of the file's contents."""
     findings: list[Finding] = field(default_factory=list)
 
     @property
     def refusal(self) -> str | None:
-        """One sentence that says why the file cannot be used; None if it can."""
+        """One sentence that says why the file cannot be used; None if the file is usable."""
         for finding in self.findings:
             if finding.refused:
                 more = f" ({finding.count - 1} more like it)" if finding.count > 1 else ""
@@ -42,35 +42,35 @@ class Report:
     def rows(self) -> list[dict[str, Any]]:
         """One row per fact and finding, for a table."""
         facts = [{"file": self.path, "what": name, "found": value, "first": ""} for name, value in self.facts.items()]
-        found = [
+        findings = [
             {"file": self.path, "what": f.what, "found": f.count, "first": f.first if f.count else ""}
             for f in self.findings
         ]
-        return facts + found
+        return facts + findings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """An entry of the registry: data that a user may bring along."""
+    """An entry of the registry: a kind of data that users supply."""
 
     check: Callable[[Path], list[Report]]
-    """A report per file; raises ValueError where a file cannot be read at all."""
+    """Return one report per file; raise ValueError if a file cannot be read at all."""
     summary: str
     archives: tuple[str, ...] = ()
-    """Names under which it may be downloaded."""
+    """Names of the data sets that can be downloaded."""
     fetch: Callable[[str, Path], Path] | None = None
-    """Downloads an archive into a folder and says where it lies; nothing half-done is ever there."""
+    """Download an archive into a folder and return its path. An interrupted download leaves no partial data set."""
     prepare: Callable[[Path, Path], dict[str, Any]] | None = None
-    """Reads a user's files and writes one file that needs none of the readers' libraries; says what it holds."""
+    """Convert a user's files into one file that can be read with NumPy alone; return a summary of its contents."""
 
 
 def archives() -> dict[str, Source]:
-    """All that may be downloaded, by name."""
+    """All data sets that can be downloaded, by name."""
     return {name: source for source in SOURCES.values() for name in source.archives}
 
 
 def need(library: str, extra: str, why: str) -> Any:
-    """An optional library, or a sentence that says how to get it."""
+    """Import an optional library, or raise a ValueError that says how to install it."""
     try:
         return importlib.import_module(library)
     except ImportError:

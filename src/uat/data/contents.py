@@ -1,4 +1,4 @@
-"""What stands for a file in the identity of a run: what it holds, not where it lies or when it was written."""
+"""Checksums that represent data files in the identity of a run: a file's contents count, not its path or its date."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from uat.files import FileError
 
 
 def checksum(path: Path | str) -> str | None:
-    """Names what a .npz file holds, wherever it lies and whatever it is called; None if there is no such file."""
+    """Checksum of the arrays in a .npz file, independent of its path and name; None if there is no such file."""
     path = Path(path)
     if not is_archive(path) or not path.is_file():
         return None
@@ -23,13 +23,13 @@ def checksum(path: Path | str) -> str | None:
 
 @lru_cache(maxsize=16)
 def _checksum(path: Path, size: int, changed: int) -> str:
-    found = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     try:
         for name, array in sorted(read_arrays(path).items()):
-            found.update(f"{name} {array.dtype} {array.shape}".encode())
-            found.update(np.ascontiguousarray(array).tobytes())
-    except FileError:  # no arrays that may be read: whoever reads it will say so
+            digest.update(f"{name} {array.dtype} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
+    except FileError:  # not readable as arrays: loading the data later raises the error
         with path.open("rb") as file:
             while block := file.read(2**20):
-                found.update(block)
-    return found.hexdigest()
+                digest.update(block)
+    return digest.hexdigest()

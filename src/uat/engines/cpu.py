@@ -42,6 +42,7 @@ from uat.nn.attention import UtilityAffine
 from uat.nn.blocks import Block, Transformer
 from uat.nn.encoders import IdEmbedding, VectorEncoder, ZeroMap
 from uat.nn.heads import Head
+from uat.nn.positions import unsupported_positions
 from uat.nn.utility import UtilityEncoder, UtilityGates
 
 Floats = NDArray[Any]
@@ -281,6 +282,8 @@ class CPUStep:
     sampled: ClassVar[bool] = False
 
     def __init__(self, backbone: Transformer, head: Head, utility: UtilityGates | None = None) -> None:
+        if (reason := unsupported_positions(backbone.config.positions, backbone.config.context)) is not None:
+            raise ValueError(reason)
         weights, d_model = backbone.positions, backbone.config.d_model
         if weights.device.type != "cpu" or weights.dtype not in DTYPES:
             raise ValueError(f"it takes float32 or float64 on a CPU, not {weights.dtype} on {weights.device}")

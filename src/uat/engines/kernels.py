@@ -12,6 +12,7 @@ from torch import Tensor
 
 from uat.clock import Clock, nothing, told_by
 from uat.compiling import compiles, shared_memory
+from uat.nn.positions import unsupported_positions
 from uat.noise import uniform_by, uniform_of_key
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 def unfit(backbone: Transformer, utility: UtilityGates | None) -> str | None:
     """Why a policy cannot take the fused step on its device; None if it can."""
+    if (reason := unsupported_positions(backbone.config.positions, backbone.config.context)) is not None:
+        return f"no fused step: {reason}"
     if backbone.positions.device.type != "cuda":
         return "the fused step needs CUDA"
     if importlib.util.find_spec("triton") is None:

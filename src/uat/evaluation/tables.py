@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from uat.domains import DOMAINS
 from uat.evaluation.comparison import Summary
-from uat.methods import METHODS
+from uat.methods import METHODS, Policy
 from uat.recipes import pairs, recipe
 from uat.terminal import plain, show_json, show_page
 
@@ -36,15 +37,27 @@ def columns(rows: Sequence[Row]) -> str:
 
 
 def method_rows() -> list[dict[str, Any]]:
-    """Every method: what it sees, how large it is under each domain's published settings, where it serves."""
+    """Every method: what it sees, how large it is under each domain's settings, where it serves, and who brought it."""
     rows = []
     for name, method in METHODS.items():
-        configs = {domain: recipe(domain, name) for domain, method_name in pairs() if method_name == name}
-        policies = {domain: method.build(c.build_domain().spec, c.method) for domain, c in configs.items()}
+        policies = {d: policy for d, other in pairs() if other == name and (policy := policy_in(d, name)) is not None}
         sizes = {f"parameters:{d}": sum(p.numel() for p in policy.parameters()) for d, policy in policies.items()}
         sees = sorted(next(iter(policies.values()), method.policy).sees)
-        rows.append({"method": name, "sees": sees, "domains": list(policies), **sizes, "what": method.summary})
+        row = {"method": name, "sees": sees, "domains": list(policies), **sizes, "what": method.summary}
+        rows.append({**row, "from": METHODS.owner(name)})
     return rows
+
+
+def policy_in(domain: str, method: str) -> Policy | None:
+    """The policy under the recipe of a domain. Where the method or the domain is somebody else's, None says that the
+    method does not serve the domain, or that one of them fails."""
+    try:
+        config = recipe(domain, method)
+        return METHODS[method].build(config.build_domain().spec, config.method)
+    except Exception:
+        if domain in DOMAINS.own and method in METHODS.own:
+            raise
+        return None
 
 
 LEGEND = "mean ± deviation over seeds [95 % interval over seeds and episodes]; without seeds over episodes alone"

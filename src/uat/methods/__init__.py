@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from uat.methods.adt import ADT, ADTConfig
@@ -14,15 +15,17 @@ from uat.methods.deeptrader import DeepTrader, DeepTraderConfig
 from uat.methods.dt import DT, DTConfig
 from uat.methods.gtrxl import GTrXL, GTrXLConfig
 from uat.methods.iql import IQL, IQLConfig
-from uat.methods.policy import Phase, Policy
+from uat.methods.policy import Phase, Policy, config_type
 from uat.methods.sarl import SARL, SARLConfig
 from uat.methods.sasrec import SASRec, SASRecConfig
 from uat.methods.tent import Tent, TentConfig
 from uat.methods.uat import UAT, UATConfig
 from uat.methods.vanilla import Vanilla, VanillaConfig
+from uat.registry import Registry
+from uat.settings import check_settings_class, checked, first_sentence, shown
 from uat.spec import Spec
 
-__all__ = ["METHODS", "Method", "Phase", "Policy", "training_name"]
+__all__ = ["METHODS", "Method", "Phase", "Policy", "register_method", "training_name"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +52,7 @@ class Method:
         return self.policy(spec, replace(config, **self.changes))
 
 
-METHODS: dict[str, Method] = {
+OWN: dict[str, Method] = {
     "vanilla": Method(
         policy=Vanilla, config=VanillaConfig, summary="causal Transformer over observations; sees no feedback"
     ),
@@ -121,6 +124,71 @@ METHODS: dict[str, Method] = {
         domains=("movielens",),
     ),
 }
+
+
+def as_method(value: Any) -> Method:
+    """The entry that a package offers: a `Method`, or a policy class, which says of which class its config is."""
+    if isinstance(value, Method):
+        _check_method(value)
+        return value
+    if not (isinstance(value, type) and issubclass(value, Policy)):
+        raise TypeError(f"expected a subclass of uat.Policy or a uat.Method, got {shown(value)}")
+    if (config := config_type(value)) is None:
+        raise TypeError(
+            f"{value.__name__} does not say what its settings are: annotate `config` in the class with a dataclass, "
+            f"such as config: {value.__name__}Config"
+        )
+    found = Method(policy=value, config=config, summary=first_sentence(value))
+    _check_method(found)
+    return found
+
+
+def _check_method(method: Method) -> None:
+    """Refuse an entry of which no policy can be built."""
+    if not (isinstance(method.policy, type) and issubclass(method.policy, Policy)):
+        raise TypeError(f"policy={shown(method.policy)} must be a subclass of uat.Policy")
+    if inspect.isabstract(method.policy):
+        lacking = ", ".join(sorted(method.policy.__abstractmethods__))
+        raise TypeError(f"{method.policy.__name__} does not define {lacking}")
+    check_settings_class(method.config, "config")
+    if unknown := sorted(set(method.changes) - {item.name for item in fields(method.config)}):
+        raise ValueError(f"changes: {method.config.__name__} has no setting {unknown[0]!r}")
+
+
+METHODS: Registry[Method] = Registry(
+    "method", "uat.methods", OWN, as_method, reserved=frozenset({"ceiling", "expert", "random"})
+)
+"""Every method: uat's own, those that a program registers, and those that installed packages offer."""
+
+
+def register_method(
+    name: str,
+    policy: type[Policy],
+    config: type[Any] | None = None,
+    *,
+    summary: str | None = None,
+    changes: Mapping[str, Any] | None = None,
+    domains: tuple[str, ...] | None = None,
+) -> Method:
+    """Make a policy class a method: a row of `uat list`, and a name for `uat.train`, `uat.save` and the command line.
+
+    config: a frozen dataclass of settings with defaults; unset: what the class annotates as its `config`.
+    summary: a line for `uat list`; unset: the first line of the class's docstring.
+    changes: settings that this name fixes, for a variant of another method.
+    domains: names of the domains that it serves; unset: every one.
+
+    Registering the same class under the same name again, as a notebook's cell does, replaces the entry.
+    """
+    found = Method(policy=policy, config=config, summary="") if config is not None else as_method(policy)
+    found = replace(
+        found,
+        summary=first_sentence(policy) if summary is None else checked(summary, str, "summary"),
+        changes=dict(changes or {}),
+        domains=None if domains is None else checked(domains, tuple[str, ...], "domains"),
+    )
+    _check_method(found)
+    METHODS.register(name, found, owner=policy.__module__, identity=(policy.__module__, policy.__qualname__))
+    return found
 
 
 def training_name(method: str) -> str:

@@ -64,10 +64,10 @@ class ADT(TransformerPolicy):
     def tokens(self, batch: Batch) -> Tensor:
         """x (B, T, D)."""
         x_BTD = self.concatenated(batch.obs, batch.prev_action, batch.prev_reward)
-        return self.backbone.place(x_BTD, self.backbone.window(x_BTD.shape[1], batch.start))
+        return self.backbone.place(x_BTD, self.backbone.step_positions(x_BTD.shape[1], batch.start))
 
     def features(self, batch: Batch) -> Tensor:
-        return self.attend(self.tokens(batch))
+        return self.attend(self.tokens(batch), batch.start)
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> KVCache:
         return self.open_cache(streams, capacity)
@@ -79,4 +79,4 @@ class ADT(TransformerPolicy):
         return self.head.logits(h_BD, step.allowed), state
 
     def trace(self, batch: Batch) -> Trace:
-        return self.backbone.trace_tokens(self.tokens(batch))
+        return self.backbone.trace_tokens(self.tokens(batch), start_B=batch.start)

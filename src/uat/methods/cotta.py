@@ -86,7 +86,7 @@ class Cotta(Adapting):
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> CottaState:
         cache, student_cache = (self.open_cache(streams, capacity) for _ in range(2))
-        student_BP, teacher_BP = (self.layout.zeros(streams, like=self.backbone.positions) for _ in range(2))
+        student_BP, teacher_BP = (self.layout.zeros(streams, like=self.backbone.like) for _ in range(2))
         step_S, start_B = torch.arange(capacity, device=device), torch.zeros_like(cache.length_B)
         drawn = {"jitter_SRD": self.jitter(step_S), "turn_S1": self.turns(step_S)}
         return CottaState(cache, start_B, student_cache, student_BP, teacher_BP, **drawn)
@@ -143,7 +143,7 @@ class Cotta(Adapting):
         """Noise of each row, (B, 1 + augmentations, D); none for the token itself."""
         c = self.config
         u = uniform(c.adaptation_seed, "jitter", count_B, c.augmentations * c.d_model)
-        noise_BRD = c.jitter * torch.special.ndtri(u).to(self.backbone.positions.dtype).unflatten(1, (-1, c.d_model))
+        noise_BRD = c.jitter * torch.special.ndtri(u).to(self.backbone.like.dtype).unflatten(1, (-1, c.d_model))
         return torch.cat([torch.zeros_like(noise_BRD[:, :1]), noise_BRD], dim=1)
 
     def _target(self, h_BRD: Tensor, allowed_BA: Tensor | None) -> Tensor:

@@ -61,7 +61,7 @@ class DT(TransformerPolicy):
         self.sees = frozenset({"action", "reward"} if config.include_actions else {"reward"})
         self.return_scale = 1 / spec.horizon if config.return_scale is None else config.return_scale
         self.tokens_per_step = 3 if config.include_actions else 2
-        self.backbone = Transformer(spec, config, utility=False)
+        self.backbone = Transformer(spec, config, utility=False, tokens_per_step=self.tokens_per_step)
         self.feedback = nn.Linear(2, config.d_model)  # W_f, b_f
         self.action = build_action_encoder(spec, config.d_model) if config.include_actions else None  # W_a
         self.head = build_head(spec, config.d_model)
@@ -85,25 +85,25 @@ class DT(TransformerPolicy):
 
     def sequence(self, batch: Batch) -> Tensor:
         """All tokens in order, from the first feedback to the last observation: (B, 2T, D), or (B, 3T - 1, D)."""
-        position = self.backbone.window(batch.obs.shape[1], batch.start)
+        position = self.backbone.step_positions(batch.obs.shape[1], batch.start)
         return_BT = batch.prev_reward.to(self.feedback.weight.dtype).cumsum(1)
         tokens = self.new_tokens(batch.obs, batch.prev_action, batch.prev_reward, return_BT, position)
         sequence = torch.stack(tokens, dim=2).flatten(1, 2)
         return sequence if self.action is None else sequence[:, 1:]
 
     def features(self, batch: Batch) -> Tensor:
-        h = self.attend(self.sequence(batch))
+        h = self.attend(self.sequence(batch), batch.start)
         return h[:, 1 :: self.tokens_per_step]  # at the observations
 
     def trace(self, batch: Batch) -> Trace:
         """Attention between tokens: its axes run over the sequence, not over steps."""
-        return self.backbone.trace_tokens(self.sequence(batch))
+        return self.backbone.trace_tokens(self.sequence(batch), start_B=batch.start)
 
     # ------------------------------------------------------------ step by step
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> DTState:
         cache = self.open_cache(streams, capacity)
-        return DTState(cache, return_B=self.backbone.positions.new_zeros(streams))
+        return DTState(cache, return_B=self.backbone.like.new_zeros(streams))
 
     def step(self, state: DTState, step: Step) -> tuple[Tensor, DTState]:
         cache = state.cache

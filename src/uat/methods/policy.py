@@ -241,7 +241,6 @@ class TransformerPolicy(Policy):
         return self.backbone.init_cache(
             streams,
             capacity,
-            tokens_per_step=self.tokens_per_step,
             utility=self.gates,
             may_fuse=self.fused and self.structure_difference() is None,
         )
@@ -254,10 +253,10 @@ class TransformerPolicy(Policy):
             self.fused_pass = alike and self.structure_difference() is None
         return self.fused_pass and self.training
 
-    def attend(self, x_BTD: Tensor) -> Tensor:
+    def attend(self, x_BTD: Tensor, start_B: Tensor | None = None) -> Tensor:
         """Tokens of whole episodes through all blocks: h (B, T, D)."""
         self.takes_pass()
-        return self.backbone.attend(x_BTD)
+        return self.backbone.attend(x_BTD, start_B=start_B)
 
     def share_device(self, policies: int) -> None:
         self.backbone.beside = policies

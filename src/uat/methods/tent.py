@@ -56,7 +56,7 @@ class Tent(Adapting):
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> TentState:
         cache = self.open_cache(streams, capacity)
-        zeros = [self.layout.zeros(streams, like=self.backbone.positions) for _ in range(3)]
+        zeros = [self.layout.zeros(streams, like=self.backbone.like) for _ in range(3)]
         return TentState(cache, torch.zeros_like(cache.length_B), *zeros)
 
     def adapt(self, state: TentState, step: Step) -> tuple[Tensor, TentState]:

@@ -109,7 +109,7 @@ class UAT(TransformerPolicy):
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> UATState:
         cache = self.open_cache(streams, capacity)
-        return UATState(cache, ubar_BU=self.backbone.positions.new_zeros(streams, self.config.d_utility))
+        return UATState(cache, ubar_BU=self.backbone.like.new_zeros(streams, self.config.d_utility))
 
     def step(self, state: UATState, step: Step) -> tuple[Tensor, UATState]:
         if self.fused and state.cache.packed is not None:

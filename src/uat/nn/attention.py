@@ -6,7 +6,8 @@
   h_t = Σ_{j≤t} softmax_j(⟨q_t, k_j⟩ / √E) v_j          per head
 
 Without gates it is plain causal attention; with gates that are zero it is the same, to the last bit. Ablations lack
-some of the W^u and U: what these would add is zero.
+some of the W^u and U: what these would add is zero. With rotary positions q_t and k_j are turned once they are whole,
+and with a window the sum starts at the window's first step (`uat.nn.positions`).
 Shapes: B batch, T time, D width, H heads, E head size, S cached steps. Heads lie side by side in D.
 """
 
@@ -19,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from uat.nn.cache import KVCache, Window
+from uat.nn.positions import CAUSAL, Geometry, Rotation
 from uat.nn.utility import Channels
 
 
@@ -108,9 +110,11 @@ def _nothing(x: Tensor) -> Tensor:
 
 
 def looked_back(q_BHRE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, visible_BS: Tensor | None) -> Tensor:
-    """What the few queries R of a step find in the slots that they may see, all if None: (B, H, R, E). Torch's own
-    attention is made for many: on a CPU it takes up to three times as long for one as plain products do. Of narrower
-    types these would round more than it does."""
+    """Attention (B, H, R, E) of the few queries R of a step to the slots that they may see, all if None.
+
+    For one query on a CPU, plain products take a third of the time of torch's own attention. In types narrower than
+    float32 they would round more, so those take torch's.
+    """
     rows = q_BHRE.shape[2]
     mask_B1RS = None if visible_BS is None else visible_BS[:, None, None].expand(-1, -1, rows, -1)
     if q_BHRE.device.type != "cpu" or q_BHRE.dtype not in (torch.float32, torch.float64):
@@ -130,44 +134,60 @@ class Attention(nn.Module):
         self.out = nn.Linear(d_model, d_model)
         self.num_heads, self.dropout = num_heads, dropout
 
-    def forward(self, x_BTD: Tensor, rho_BTD: Tensor | None, g_BTD: Tensor | None) -> Tensor:
+    def forward(
+        self, x_BTD: Tensor, rho_BTD: Tensor | None, g_BTD: Tensor | None, geometry: Geometry = CAUSAL
+    ) -> Tensor:
         q, k, v = (self._split(y).transpose(-2, -3) for y in self.project(x_BTD, rho_BTD, g_BTD))  # (B, H, T, E)
-        dropout = self.dropout if self.training else 0.0
-        h_BHTE = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
+        h_BHTE = geometry.attend(geometry.turn(q), geometry.turn(k), v, self.dropout if self.training else 0.0)
         return self.out(h_BHTE.transpose(1, 2).flatten(-2))
 
     def step(
-        self, x_BD: Tensor, rho_BD: Tensor | None, g_BD: Tensor | None, cache: KVCache, layer: int, window: Window
+        self,
+        x_BD: Tensor,
+        rho_BD: Tensor | None,
+        g_BD: Tensor | None,
+        cache: KVCache,
+        layer: int,
+        window: Window,
+        rotation: Rotation | None = None,
     ) -> Tensor:
         q_BHE, k_BHE, v_BHE = (self._split(y) for y in self.project(x_BD, rho_BD, g_BD))
+        if rotation is not None:
+            q_BHE, k_BHE = rotation.turn(q_BHE), rotation.turn(k_BHE)
         k_BHSE, v_BHSE = cache.write(layer, k_BHE, v_BHE, window)
         q_BH1E = q_BHE[:, :, None].to(k_BHSE.dtype)
         return self.out(looked_back(q_BH1E, k_BHSE, v_BHSE, window.visible_BS).flatten(1))
 
-    def logit_terms(self, x_BTD: Tensor, rho_BTD: Tensor, g_BTD: Tensor) -> Tensor:
+    def logit_terms(self, x_BTD: Tensor, rho_BTD: Tensor, g_BTD: Tensor, geometry: Geometry = CAUSAL) -> Tensor:
         """⟨q_t, k_j⟩ / √E term by term: (3, 3, B, H, T, T), query part by key part, in the order of `Parts`.
 
-        Entry [0, 0] is the observation-only logit; the rest is what feedback adds ("modulation").
+        Entry [0, 0] is the observation-only logit; the rest is what feedback adds ("modulation"). Turning is linear, so
+        every part turns on its own. Keys in the future or before the window have terms too.
         """
         q, k, _ = self.project.parts(x_BTD, rho_BTD, g_BTD)
-        q_3BHTE, k_3BHTE = (self._split(torch.stack(parts)).transpose(-2, -3) for parts in (q, k))
+        q_3BHTE, k_3BHTE = (geometry.turn(self._split(torch.stack(parts)).transpose(-2, -3)) for parts in (q, k))
         return q_3BHTE[:, None] @ k_3BHTE[None].mT / q_3BHTE.shape[-1] ** 0.5
 
-    def logit_split(self, x_BTD: Tensor, rho_BTD: Tensor | None, g_BTD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """What observations and what feedback contribute to the logits: two (B, H, T, T) whose sum they are."""
+    def logit_split(
+        self, x_BTD: Tensor, rho_BTD: Tensor | None, g_BTD: Tensor | None, geometry: Geometry = CAUSAL
+    ) -> tuple[Tensor, Tensor]:
+        """Split the logits into the parts of observations and of feedback: two (B, H, T, T), whose sum they are."""
         if rho_BTD is None or g_BTD is None:
-            q, k, _ = (self._split(y).transpose(-2, -3) for y in self.project(x_BTD))
+            q, k = (geometry.turn(self._split(y).transpose(-2, -3)) for y in self.project(x_BTD)[:2])
             base_BHTT = q @ k.mT / q.shape[-1] ** 0.5
             return base_BHTT, torch.zeros_like(base_BHTT)
-        terms = self.logit_terms(x_BTD, rho_BTD, g_BTD).flatten(0, 1)
+        terms = self.logit_terms(x_BTD, rho_BTD, g_BTD, geometry).flatten(0, 1)
         return terms[0], terms[1:].sum(0)
 
-    def weights(self, x_BTD: Tensor, rho_BTD: Tensor | None, g_BTD: Tensor | None) -> Tensor:
-        """The attention itself, for looking at: (B, H, T, T)."""
-        q, k, _ = (self._split(y).transpose(-2, -3) for y in self.project(x_BTD, rho_BTD, g_BTD))
+    def weights(
+        self, x_BTD: Tensor, rho_BTD: Tensor | None, g_BTD: Tensor | None, geometry: Geometry = CAUSAL
+    ) -> Tensor:
+        """The attention weights (B, H, T, T), for inspection."""
+        projected = self.project(x_BTD, rho_BTD, g_BTD)[:2]
+        q, k = (geometry.turn(self._split(y).transpose(-2, -3)) for y in projected)
         logits_BHTT = q @ k.mT / q.shape[-1] ** 0.5
-        future_TT = torch.ones_like(logits_BHTT[0, 0], dtype=torch.bool).triu(1)
-        return logits_BHTT.masked_fill(future_TT, -torch.inf).softmax(-1)
+        visible_TT = geometry.visible(x_BTD.shape[-2], x_BTD.device)
+        return logits_BHTT.masked_fill(~visible_TT, -torch.inf).softmax(-1)
 
     def _split(self, y: Tensor) -> Tensor:
         return y.unflatten(-1, (self.num_heads, -1))  # (..., D) -> (..., H, E)

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from uat.engines import kernels
 from uat.nn.attention import Attention
-from uat.nn.cache import KVCache, Window
+from uat.nn.cache import KVCache, RollingCache, Window
 from uat.nn.encoders import build_observation_encoder
+from uat.nn.positions import CAUSAL, Geometry, PositionKind, Rotary, Rotation
 from uat.nn.utility import Channels, Gates, UtilityGates
 from uat.settings import Decay, Layers, Steps, Width, check_fields
 from uat.spec import Spec
@@ -44,15 +45,38 @@ class BackboneConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransformerConfig(BackboneConfig):
+    positions: PositionKind = "learned"
+    """How a token's place in its episode is known: a learned row of a table for each position (the paper's), rotary
+    angles between queries and keys, which know distances alone and have no last position, or not at all."""
+    context: Steps | None = None
+    """Steps that a step attends to in every layer, itself included; unset: all steps of the episode so far."""
     max_positions: Steps | None = None
     """Rows of the learned position table; unset: the horizon + 1."""
     past_table: Literal["refuse", "clamp"] = "refuse"
-    """What a longer episode meets: an error, or the table's last row again and again."""
+    """What to do past the last learned position: refuse, or reuse the last row."""
+
+    def __post_init__(self) -> None:
+        BackboneConfig.__post_init__(self)
+        if self.positions != "learned" and self.max_positions is not None:
+            raise ValueError(
+                f"max_positions={self.max_positions} is the size of a table of learned positions, and "
+                f"positions={self.positions!r} has none: leave it unset"
+            )
+        if self.positions != "learned" and self.past_table != "refuse":
+            raise ValueError(
+                f"past_table={self.past_table!r} is about a table of learned positions, and "
+                f"positions={self.positions!r} has none: leave it unset"
+            )
+        if self.positions == "rotary" and (d_head := self.d_model // self.num_heads) % 2:
+            raise ValueError(
+                f"positions='rotary' turns pairs of numbers, and a head of d_model={self.d_model} with "
+                f"num_heads={self.num_heads} has {d_head}: choose sizes whose quotient is even"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What a forward pass looked at."""
+    """Attention and gates of a forward pass, for inspection."""
 
     attention_LBHTT: Tensor
     gates: Gates | None
@@ -76,29 +100,46 @@ class Block(nn.Module):
         self.ff = FeedForward(config.d_model, config.d_ff)
         self.drop = nn.Dropout(config.dropout)
 
-    def forward(self, x_BTD: Tensor, rho_BTD: Tensor | None, g_BTD: Tensor | None) -> Tensor:
-        x_BTD = x_BTD + self.drop(self.attention(self.attention_norm(x_BTD), rho_BTD, g_BTD))
+    def forward(
+        self, x_BTD: Tensor, rho_BTD: Tensor | None, g_BTD: Tensor | None, geometry: Geometry = CAUSAL
+    ) -> Tensor:
+        x_BTD = x_BTD + self.drop(self.attention(self.attention_norm(x_BTD), rho_BTD, g_BTD, geometry))
         return x_BTD + self.drop(self.ff(self.ff_norm(x_BTD)))
 
     def step(
-        self, x_BD: Tensor, rho_BD: Tensor | None, g_BD: Tensor | None, cache: KVCache, layer: int, window: Window
+        self,
+        x_BD: Tensor,
+        rho_BD: Tensor | None,
+        g_BD: Tensor | None,
+        cache: KVCache,
+        layer: int,
+        window: Window,
+        rotation: Rotation | None = None,
     ) -> Tensor:
-        x_BD = x_BD + self.attention.step(self.attention_norm(x_BD), rho_BD, g_BD, cache, layer, window)
+        x_BD = x_BD + self.attention.step(self.attention_norm(x_BD), rho_BD, g_BD, cache, layer, window, rotation)
         return x_BD + self.ff(self.ff_norm(x_BD))
 
 
 class Transformer(nn.Module):
     """x = LN(W^E o + p), L blocks, a last LN. Feedback enters through the gates, or not at all.
 
-    `encoder`, `place` and the blocks (`attend`, `attend_step`) are apart, for methods that make other tokens.
+    `encoder`, `place` and the blocks (`attend`, `attend_step`) are apart, for methods that make other tokens. Where a
+    step is several tokens, all of them have the step's position.
     """
 
-    def __init__(self, spec: Spec, config: TransformerConfig, *, utility: Channels | bool) -> None:
+    positions: nn.Parameter
+    """(S, D), only where positions are learned."""
+
+    def __init__(
+        self, spec: Spec, config: TransformerConfig, *, utility: Channels | bool, tokens_per_step: int = 1
+    ) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.tokens_per_step = config, tokens_per_step
         self.encoder = build_observation_encoder(spec, config.d_model)
-        self.positions = nn.Parameter(torch.empty(config.max_positions or spec.horizon + 1, config.d_model))
-        nn.init.normal_(self.positions, std=0.02)
+        if config.positions == "learned":
+            self.positions = nn.Parameter(torch.empty(config.max_positions or spec.horizon + 1, config.d_model))
+            nn.init.normal_(self.positions, std=0.02)
+        self.rotary = Rotary(config.d_model // config.num_heads) if config.positions == "rotary" else None
         self.norm = nn.LayerNorm(config.d_model)
         self.blocks = nn.ModuleList(Block(config, utility=utility) for _ in range(config.num_layers))
         self.last_norm = nn.LayerNorm(config.d_model)
@@ -115,7 +156,7 @@ class Transformer(nn.Module):
 
     def forward(self, obs_BT: Tensor, gates: Gates | None = None, start_B: Tensor | None = None) -> Tensor:
         """All steps at once: h (B, T, D)."""
-        return self.attend(self.embed(obs_BT, start_B), gates)
+        return self.attend(self.embed(obs_BT, start_B), gates, start_B)
 
     def step(self, obs_B: Tensor, first_B: Tensor, cache: KVCache, gates: Gates | None = None) -> Tensor:
         """One step of every stream: h (B, D). The cache moves on."""
@@ -123,18 +164,20 @@ class Transformer(nn.Module):
         return self.attend_step(self.place(self.encoder(obs_B), cache.length_B), cache, gates)
 
     def trace(self, obs_BT: Tensor, gates: Gates | None = None, start_B: Tensor | None = None) -> Trace:
-        """The forward pass again, for looking at."""
-        return self.trace_tokens(self.embed(obs_BT, start_B), gates)
+        """The forward pass again, for inspection."""
+        return self.trace_tokens(self.embed(obs_BT, start_B), gates, start_B)
 
     # ------------------------------------------------------------ tokens
 
     def embed(self, obs_BT: Tensor, start_B: Tensor | None = None) -> Tensor:
+        if self.config.positions != "learned":
+            return self.norm(self.encoder(obs_BT))
         return self.norm(self.encoder(obs_BT) + self.placed(obs_BT.shape[1], start_B))
 
     def placed(self, steps: int, start_B: Tensor | None = None) -> Tensor:
         """Rows of the position table for so many steps: (T, D), or (B, T, D) if each episode has its own start."""
         table = self.positions.shape[0]
-        position = self.window(steps, start_B)
+        position = self.step_positions(steps, start_B)
         return (
             self.positions[:steps]
             if start_B is None and steps <= table
@@ -142,82 +185,127 @@ class Transformer(nn.Module):
         )
 
     def place(self, x: Tensor, position: Tensor) -> Tensor:
-        """LN(x + p); past the table its last row serves."""
+        """LN(x + p), or LN(x) where positions are not learned; past the table its last row is reused."""
+        if self.config.positions != "learned":
+            return self.norm(x)
         return self.norm(x + self.positions[position.clamp_max(self.positions.shape[0] - 1)])
 
-    def window(self, steps: int, start_B: Tensor | None = None) -> Tensor:
+    def step_positions(self, steps: int, start_B: Tensor | None = None) -> Tensor:
         """Positions of so many steps: (T,), or (B, T) if each episode has its own start."""
         self.check_range(steps)
-        t = torch.arange(steps, device=self.positions.device)
-        return t if start_B is None else start_B[:, None] + t
+        return self._count(steps, start_B)
 
     def check_range(self, steps: int) -> None:
-        """Refuse what is longer than the position table, unless its last row is to serve again and again."""
-        table = self.positions.shape[0]
-        if steps > table and self.config.past_table == "refuse":
+        """Refuse episodes longer than the table of learned positions, unless its last row is to be reused."""
+        if self.config.positions != "learned" or self.config.past_table == "clamp":
+            return
+        if steps > (table := self.positions.shape[0]):
             raise ValueError(
                 f"{steps} steps do not fit the position table of {table}: "
                 "set max_positions when training, or past_table='clamp'"
             )
 
+    def _count(self, steps: int, start_B: Tensor | None) -> Tensor:
+        t = torch.arange(steps, device=self.like.device)
+        return t if start_B is None else start_B[:, None] + t
+
+    @property
+    def endless(self) -> bool:
+        """Whether a stream may go on without end: its memory is a window, and every position has a meaning."""
+        return self.config.context is not None and (
+            self.config.positions != "learned" or self.config.past_table == "clamp"
+        )
+
+    @property
+    def like(self) -> Tensor:
+        """A weight that every backbone has; what is computed is of its device and type."""
+        return self.last_norm.weight
+
     # ------------------------------------------------------------ blocks
 
-    def attend(self, x_BTD: Tensor, gates: Gates | None = None) -> Tensor:
-        """Tokens through all blocks: h (B, T, D)."""
+    def geometry(self, tokens: int, start_B: Tensor | None = None) -> Geometry:
+        """Where so many tokens stand, and what each of them may see."""
+        k, rotation = self.tokens_per_step, None
+        if self.rotary is not None:
+            position = self._count(-(-tokens // k), start_B).repeat_interleave(k, dim=-1)[..., :tokens]
+            rotation = self.rotary(position if start_B is None else position[:, None], self.like.dtype)  # for all heads
+        return Geometry(rotation, self.config.context, k)
+
+    def attend(self, x_BTD: Tensor, gates: Gates | None = None, start_B: Tensor | None = None) -> Tensor:
+        """Tokens through all blocks: h (B, T, D). start_B: the position of each episode's first step; unset: 0."""
         if self.fused_pass and self.training and gates is None:
             return kernels.fused_attend(self, x_BTD)
+        geometry = self.geometry(x_BTD.shape[1], start_B)
         for block, rho_BTD, g_BTD in self._layers(gates):
-            x_BTD = block(x_BTD, rho_BTD, g_BTD)
+            x_BTD = block(x_BTD, rho_BTD, g_BTD, geometry)
         return self.last_norm(x_BTD)
 
     def attend_step(self, x_BD: Tensor, cache: KVCache, gates: Gates | None = None) -> Tensor:
         """One token of every stream through all blocks: h (B, D). The cache moves on by one slot."""
         if self.fused and cache.packed is not None and gates is None:
             return kernels.fused_token(self, x_BD, cache)
-        window = cache.window()
+        window, rotation = cache.window(), self.step_rotation(cache)
         for layer, (block, rho_BD, g_BD) in enumerate(self._layers(gates)):
-            x_BD = block.step(x_BD, rho_BD, g_BD, cache, layer, window)
+            x_BD = block.step(x_BD, rho_BD, g_BD, cache, layer, window, rotation)
         cache.advance()
         return self.last_norm(x_BD)
 
-    def trace_tokens(self, x_BTD: Tensor, gates: Gates | None = None) -> Trace:
-        inputs, maps = [], []
+    def step_rotation(self, cache: KVCache) -> Rotation | None:
+        """By what this step's query and key (B, H, E) are turned in each stream."""
+        if self.rotary is None:
+            return None
+        position_B = torch.div(cache.length_B, self.tokens_per_step, rounding_mode="floor")
+        return self.rotary(position_B[:, None], self.like.dtype)
+
+    def trace_tokens(self, x_BTD: Tensor, gates: Gates | None = None, start_B: Tensor | None = None) -> Trace:
+        inputs, maps, geometry = [], [], self.geometry(x_BTD.shape[1], start_B)
         for block, rho_BTD, g_BTD in self._layers(gates):
             inputs.append(block.attention_norm(x_BTD))
-            maps.append(block.attention.weights(inputs[-1], rho_BTD, g_BTD))
-            x_BTD = block(x_BTD, rho_BTD, g_BTD)
+            maps.append(block.attention.weights(inputs[-1], rho_BTD, g_BTD, geometry))
+            x_BTD = block(x_BTD, rho_BTD, g_BTD, geometry)
         return Trace(attention_LBHTT=torch.stack(maps), gates=gates, input_LBTD=torch.stack(inputs))
 
     def split_logits(self, seen: Trace) -> tuple[Tensor, Tensor]:
-        """What observations and what feedback contribute to the logits of a trace: two (L, B, H, T, T)."""
+        """Split the logits of a trace into the parts of observations and of feedback: two (L, B, H, T, T).
+
+        Where an episode starts does not matter: rotary logits depend on distances. Keys that lie before the window of a
+        query are NaN.
+        """
         assert seen.input_LBTD is not None
+        tokens = seen.input_LBTD.shape[2]
+        geometry = self.geometry(tokens)
         parts = [
-            block.attention.logit_split(x_BTD, rho_BTD, g_BTD)
+            block.attention.logit_split(x_BTD, rho_BTD, g_BTD, geometry)
             for (block, rho_BTD, g_BTD), x_BTD in zip(self._layers(seen.gates), seen.input_LBTD, strict=True)
         ]
-        return torch.stack([base for base, _ in parts]), torch.stack([modulation for _, modulation in parts])
+        expired_TT = geometry.expired(tokens, seen.input_LBTD.device)
+        base, modulation = (torch.stack(part).masked_fill(expired_TT, torch.nan) for part in zip(*parts, strict=True))
+        return base, modulation
 
     def init_cache(
         self,
         streams: int,
         capacity: int,
         *,
-        tokens_per_step: int = 1,
         utility: UtilityGates | None = None,
         may_fuse: bool = True,
     ) -> KVCache:
-        """Room for so many steps in every stream, and the weights of now where the step is fused, if it may."""
+        """Memory for so many steps in every stream, or for those of the window if these are fewer; with the current
+        weights, if the step is fused."""
         self.check_range(capacity)
-        c = self.config
+        c, k = self.config, self.tokens_per_step
         packed = kernels.pack(self, utility) if self.fused and may_fuse else None
-        cache = KVCache.empty(
+        rolls = c.context is not None and c.context < capacity
+        cache = (RollingCache if rolls else KVCache).empty(
             layers=c.num_layers,
             streams=streams,
             heads=c.num_heads,
-            capacity=capacity * tokens_per_step,
+            capacity=k * (capacity if c.context is None else min(capacity, c.context)),
             d_head=c.d_model // c.num_heads,
-            like=self.positions if packed is None else packed.matrices,
+            like=self.like if packed is None else packed.matrices,
         )
+        if isinstance(cache, RollingCache):
+            cache.tokens_per_step = k
         cache.packed = packed
         return cache
 

@@ -21,6 +21,7 @@ from uat.nn.attention import looked_back
 from uat.nn.blocks import Block, Transformer
 from uat.nn.cache import KVCache, Window
 from uat.nn.encoders import VectorEncoder
+from uat.nn.positions import Rotation
 
 
 class Layout:
@@ -109,15 +110,17 @@ class ShiftedStep:
 
         jitter: what is added to the embedded token, in units of its root mean square.
         """
-        backbone, table = self.backbone, self.backbone.positions
-        x_BRD = self._encode(obs_B) + table[position_B.clamp_max(len(table) - 1)].detach()[:, None]
+        backbone, x_BRD = self.backbone, self._encode(obs_B)
+        if backbone.config.positions == "learned":
+            table = backbone.positions
+            x_BRD = x_BRD + table[position_B.clamp_max(len(table) - 1)].detach()[:, None]
         if jitter_BRD is not None:
             x_BRD = x_BRD + jitter_BRD * x_BRD.square().mean(-1, keepdim=True).sqrt()
         x_BRD = self._norm("norm", backbone.norm, x_BRD)
-        window = cache.window()
+        window, rotation = cache.window(), backbone.step_rotation(cache)
         for layer, block in enumerate(backbone.blocks):
             assert isinstance(block, Block)
-            x_BRD = self._block(layer, block, x_BRD, cache, window)
+            x_BRD = self._block(layer, block, x_BRD, cache, window, rotation)
         cache.advance()
         return self._norm("last_norm", backbone.last_norm, x_BRD)
 
@@ -138,21 +141,28 @@ class ShiftedStep:
             return self._linear("encoder.linear", encoder.flat(obs_B)[:, None], encoder.linear)
         return encoder(obs_B).detach()[:, None]
 
-    def _block(self, layer: int, block: Block, x_BRD: Tensor, cache: KVCache, window: Window) -> Tensor:
+    def _block(
+        self, layer: int, block: Block, x_BRD: Tensor, cache: KVCache, window: Window, rotation: Rotation | None
+    ) -> Tensor:
         name = f"blocks.{layer}"
         normed = self._norm(f"{name}.attention_norm", block.attention_norm, x_BRD)
-        x_BRD = x_BRD + self._attend(layer, block, normed, cache, window)
+        x_BRD = x_BRD + self._attend(layer, block, normed, cache, window, rotation)
         hidden = self._linear(f"{name}.ff.0", self._norm(f"{name}.ff_norm", block.ff_norm, x_BRD), block.ff[0])
         return x_BRD + self._linear(f"{name}.ff.2", hidden.relu(), block.ff[2])
 
-    def _attend(self, layer: int, block: Block, x_BRD: Tensor, cache: KVCache, window: Window) -> Tensor:
+    def _attend(
+        self, layer: int, block: Block, x_BRD: Tensor, cache: KVCache, window: Window, rotation: Rotation | None
+    ) -> Tensor:
         name, attention = f"blocks.{layer}.attention", block.attention
         qkv = self._linear(f"{name}.project", x_BRD, attention.project)
         q, k, v = (y.unflatten(-1, (attention.num_heads, -1)) for y in qkv.chunk(3, dim=-1))  # (B, R, H, E)
+        if rotation is not None:
+            each_row = Rotation(rotation.cos[:, None], rotation.sin[:, None])
+            q, k = each_row.turn(q), each_row.turn(k)
         keys_BHSE, values_BHSE = cache.write(layer, k[:, 0].detach(), v[:, 0].detach(), window)
         q_BHRE, memory = q.transpose(1, 2), (keys_BHSE, values_BHSE, window.visible_BS)
         if torch.is_grad_enabled():
-            slot_B = cache.length_B.clone()  # kept for backward, and the cache moves on in place
+            slot_B = cache.slot().clone()  # kept for backward, and the cache moves on in place
             h_BHRE = PresentAttention.apply(q_BHRE, k[:, 0], v[:, 0], *memory, slot_B)
         else:
             h_BHRE = looked_back(q_BHRE, *memory)

@@ -51,7 +51,7 @@ class FusedStep:
 
     def _current(self) -> contextlib.AbstractContextManager[Any]:
         """Kernels are launched on the current device: there may be several."""
-        where = self._policy.backbone.positions
+        where = self._policy.backbone.like
         return torch.cuda.device_of(where) if where.is_cuda else contextlib.nullcontext()
 
 

@@ -1,1 +1,1 @@
-"""Daily bars of stock markets: files, downloads and a generator become panels, panels become features."""
+"""Daily bars of stock markets, from files, downloads or a generator, aligned into panels and turned into features."""

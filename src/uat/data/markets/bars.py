@@ -1,10 +1,11 @@
-"""Daily bars in one tidy schema, and what a look at them finds.
+"""Daily bars in one tidy schema, and the checks that every bar passes before use.
 
-A bar is a row `date, ticker, open, high, low, close, volume`. Whatever the source, bars pass through `inspect` before
-anything is computed from them. What no calculation survives is refused with its row and column: prices that are not
-positive, numbers that are infinite, a day that a ticker has twice, a high below the low, a negative volume. What real
-markets do is told and kept: opens and closes outside the day's range (the source's rounding or adjustment), days
-without volume, jumps, days that a ticker lacks. A bar without one of its numbers is no bar: it counts as missing.
+A bar is a row `date, ticker, open, high, low, close, volume`. Bars from every source pass through `inspect` before
+anything is computed from them. Values that would break a calculation are refused with their row and column: prices
+that are not positive, infinite numbers, two bars of one ticker on one day, a high below the low, a negative volume.
+Values that occur in real markets are reported and kept: opens and closes outside the day's range (rounding or
+adjustment by the source), days without volume, jumps, missing days. A bar that lacks one of its numbers counts as
+missing.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ NUMBERS = (*PRICES, "volume")
 SUFFIXES = (".parquet", ".csv")
 COLUMNS = ("date", "ticker", *NUMBERS)
 JUMP = 0.25
-"""A close that moves by more than this share within one bar is worth a look: a split that was not adjusted?"""
+"""A close that moves by more than this share in one bar is reported: it may be a split that was not adjusted."""
 ROUNDING = 1e-6
-"""Relative slack of the day's range: adjusted prices are products that were rounded one by one."""
+"""Relative tolerance around the day's range, since sources round each adjusted price separately."""
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -34,7 +35,7 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bars:
-    """Columns of equal length, in the file's order of rows."""
+    """Columns of equal length, with rows in the order of the file."""
 
     date: NDArray[np.datetime64]
     ticker: NDArray[np.str_]
@@ -52,7 +53,7 @@ class Bars:
 
     @property
     def complete(self) -> Flags:
-        """True for rows that have all their numbers."""
+        """True for rows in which no number is missing."""
         return ~np.any([np.isnan(getattr(self, name)) for name in NUMBERS], axis=0)
 
     def row(self, i: int) -> str:
@@ -60,28 +61,28 @@ class Bars:
 
 
 def market_files(path: Path) -> list[Path]:
-    """The file itself, or the market files of a folder in the order of their names; a file is a market."""
+    """Return the file itself, or the market files of a folder sorted by name; each file is one market."""
     if not path.exists():
         raise ValueError(f"{path} does not exist")
-    found = [path] if path.is_file() else sorted(f for f in path.iterdir() if f.suffix in SUFFIXES)
-    if not found:
+    files = [path] if path.is_file() else sorted(f for f in path.iterdir() if f.suffix in SUFFIXES)
+    if not files:
         raise ValueError(f"{path} holds no {' or '.join(SUFFIXES)} file")
-    return found
+    return files
 
 
 def inspect(bars: Bars, path: str) -> Report:
-    """Look at every bar; rows are counted from 1, without the header."""
-    whole = bars.complete
+    """Check every bar. Row numbers start at 1 and do not count the header."""
+    complete = bars.complete
     facts = {"rows": len(bars), "tickers": len(np.unique(bars.ticker))}
     if len(bars):
         days = np.unique(bars.date)
         facts |= {"days": len(days), "from": str(days[0]), "to": str(days[-1])}
     findings = [_empty(bars), *_broken(bars), _twice(bars)]
     findings += [
-        _finding(bars, "without a number", ~whole, lambda i: f"column {_blank(bars, i)} is empty: no bar"),
+        _finding(bars, "without a number", ~complete, lambda i: f"column {_blank(bars, i)} is empty: no bar"),
         _outside(bars, "open"),
         _outside(bars, "close"),
-        _finding(bars, "zero volume", whole & (bars.volume == 0), lambda i: "column volume is 0"),
+        _finding(bars, "zero volume", complete & (bars.volume == 0), lambda i: "column volume is 0"),
     ]
     if not any(f.refused and f.count for f in findings):
         findings += [_jumps(bars), _missing(bars)]
@@ -89,64 +90,64 @@ def inspect(bars: Bars, path: str) -> Report:
 
 
 def accepted(bars: Bars, path: str) -> Bars:
-    """The bars that have all their numbers; a sentence with row and column if they cannot be used."""
+    """Return the complete bars; raise ValueError with row and column if the bars cannot be used."""
     if refusal := inspect(bars, path).refusal:
         raise ValueError(refusal)
     return bars.take(bars.complete)
 
 
-# ---------------------------------------------------------------- one look each
+# ---------------------------------------------------------------- one check each
 
 
-def _finding(bars: Bars, what: str, where: Flags, say: Callable[[int], str], *, refused: bool = False) -> Finding:
+def _finding(bars: Bars, what: str, where: Flags, describe: Callable[[int], str], *, refused: bool = False) -> Finding:
     count, first = int(where.sum()), ""
     if count:
         i = int(where.argmax())
-        first = f"{bars.row(i)}, {say(i)}"
+        first = f"{bars.row(i)}, {describe(i)}"
     return Finding(what=what, count=count, first=first, refused=refused)
 
 
 def _empty(bars: Bars) -> Finding:
-    nothing = not bars.complete.any()
-    return Finding(what="no bars", count=int(nothing), first="there is not one complete bar in it", refused=True)
+    empty = not bars.complete.any()
+    return Finding(what="no bars", count=int(empty), first="there is not one complete bar in it", refused=True)
 
 
 def _broken(bars: Bars) -> list[Finding]:
-    """Numbers that no calculation survives, column by column."""
-    found = []
+    """Numbers that would break a calculation, column by column."""
+    findings = []
     for name in NUMBERS:
         x = getattr(bars, name)
         bad = np.isinf(x) | ((x <= 0) if name in PRICES else (x < 0))
-        must = "a positive price" if name in PRICES else "a volume"
-        found.append(
+        expected = "a positive price" if name in PRICES else "a volume"
+        findings.append(
             _finding(
                 bars,
                 f"bad {name}",
                 bad,
-                lambda i, x=x, n=name, m=must: f"column {n}: {x[i]:g} is not {m}",
+                lambda i, x=x, n=name, e=expected: f"column {n}: {x[i]:g} is not {e}",
                 refused=True,
             )
         )
-    upside_down = bars.high < bars.low
-    say = lambda i: f"column high: {bars.high[i]:g} is below low {bars.low[i]:g}"  # noqa: E731
-    return [*found, _finding(bars, "high below low", upside_down, say, refused=True)]
+    inverted = bars.high < bars.low
+    describe = lambda i: f"column high: {bars.high[i]:g} is below low {bars.low[i]:g}"  # noqa: E731
+    return [*findings, _finding(bars, "high below low", inverted, describe, refused=True)]
 
 
 def _twice(bars: Bars) -> Finding:
     order = np.lexsort((np.arange(len(bars)), bars.date, bars.ticker))
     day, ticker = bars.date[order], bars.ticker[order]
-    again = np.zeros(len(bars), bool)
-    again[order[1:]] = (day[1:] == day[:-1]) & (ticker[1:] == ticker[:-1])
+    repeated = np.zeros(len(bars), bool)
+    repeated[order[1:]] = (day[1:] == day[:-1]) & (ticker[1:] == ticker[:-1])
     return _finding(
-        bars, "the same day twice", again, lambda i: "column date: the ticker has this day already", refused=True
+        bars, "the same day twice", repeated, lambda i: "column date: the ticker has this day already", refused=True
     )
 
 
 def _outside(bars: Bars, name: str) -> Finding:
     x, slack = getattr(bars, name), ROUNDING * bars.high
     where = (x > bars.high + slack) | (x < bars.low - slack)
-    say = lambda i: f"column {name}: {x[i]:g} is outside [{bars.low[i]:g}, {bars.high[i]:g}]"  # noqa: E731
-    return _finding(bars, f"{name} outside the range", where, say)
+    describe = lambda i: f"column {name}: {x[i]:g} is outside [{bars.low[i]:g}, {bars.high[i]:g}]"  # noqa: E731
+    return _finding(bars, f"{name} outside the range", where, describe)
 
 
 def _jumps(bars: Bars) -> Finding:
@@ -162,16 +163,16 @@ def _jumps(bars: Bars) -> Finding:
 
 
 def _missing(bars: Bars) -> Finding:
-    """Days on which some ticker traded and another, between its own first and last day, did not."""
+    """Days on which a ticker has no bar although it lies between its first and last day and another ticker traded."""
     kept = bars.take(bars.complete)
     days, day = np.unique(kept.date, return_inverse=True)
     count, first = 0, ""
     for name in np.unique(kept.ticker):
         own = day[kept.ticker == name]
-        lacks = np.setdiff1d(np.arange(own.min(), own.max() + 1), own)
-        count += len(lacks)
-        if len(lacks) and not first:
-            first = f"{name} has no bar on {days[lacks[0]]}"
+        missing = np.setdiff1d(np.arange(own.min(), own.max() + 1), own)
+        count += len(missing)
+        if len(missing) and not first:
+            first = f"{name} has no bar on {days[missing[0]]}"
     return Finding(what="missing days", count=count, first=first)
 
 

@@ -1,4 +1,4 @@
-"""Market files: parquet or CSV become bars, and bars become parquet. The only file here that needs polars."""
+"""Read bars from parquet or CSV files and write them as parquet. The only module in this folder that needs polars."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from uat.settings import shown
 
 
 def read(path: Path) -> Bars:
-    """The bars of a file, checked; ValueError with row and column if they cannot be used."""
+    """Read and check the bars of a file; raise ValueError with row and column if they cannot be used."""
     return accepted(_read(path), str(path))
 
 
 def check(path: Path) -> list[Report]:
-    """A report per market, with the days and windows that the default settings leave of it."""
+    """One report per market, with the number of days and windows under the default settings."""
     return [_check(_read(file), str(file)) for file in market_files(path)]
 
 
 def _check(bars: Bars, path: str) -> Report:
     report = inspect(bars, path)
     if report.refusal is None:
-        with contextlib.suppress(ValueError):  # too few days for any window, which is no fault of the file
+        with contextlib.suppress(ValueError):  # too few days for a window, which is not an error of the file
             date_T = align(bars.take(bars.complete)).date_T
             windows = {f"{split} windows": count for split, count in calendar(date_T, Protocol()).items()}
             report.facts.update({"days on which all traded": len(date_T), **windows})
@@ -38,7 +38,7 @@ def _check(bars: Bars, path: str) -> Report:
 
 
 def write(bars: Bars, path: Path) -> None:
-    """The same schema as parquet."""
+    """Write the bars as parquet, in the same schema."""
     with replacing(path) as file:
         pl.DataFrame({name: getattr(bars, name) for name in COLUMNS}).write_parquet(file)
 
@@ -51,11 +51,11 @@ def _read(path: Path) -> Bars:
 
 
 def _bars(frame: pl.DataFrame, path: Path) -> Bars:
-    lacking = [name for name in COLUMNS if name not in frame.columns]
-    if lacking:
+    missing = [name for name in COLUMNS if name not in frame.columns]
+    if missing:
         columns = shown(", ".join(frame.columns) or "none", 200)
         raise FileError(
-            f"{path}: row 1, column {lacking[0]} is not there; needed: {', '.join(COLUMNS)}; found: {columns}"
+            f"{path}: row 1, column {missing[0]} is not there; needed: {', '.join(COLUMNS)}; found: {columns}"
         )
     for name in COLUMNS:
         if frame[name].dtype.is_nested() or frame[name].dtype == pl.Binary:
@@ -68,7 +68,7 @@ def _frame(path: Path) -> pl.DataFrame:
     if path.suffix == ".parquet":
         with silenced():
             return pl.read_parquet(path)
-    return pl.read_csv(path, infer_schema=False)  # text first: 000001 is a ticker, and bad numbers are named below
+    return pl.read_csv(path, infer_schema=False)  # as text: 000001 is a ticker, and bad numbers are reported below
 
 
 def _numbers(column: pl.Series, path: Path) -> np.ndarray:
@@ -77,14 +77,14 @@ def _numbers(column: pl.Series, path: Path) -> np.ndarray:
 
 def _dates(column: pl.Series, path: Path) -> np.ndarray:
     if column.dtype == pl.String:
-        found = column.str.slice(0, 10).str.to_date("%Y-%m-%d", strict=False)
+        dates = column.str.slice(0, 10).str.to_date("%Y-%m-%d", strict=False)
     elif column.dtype == pl.Date:
-        found = column
+        dates = column
     elif isinstance(column.dtype, pl.Datetime):
-        found = column.dt.date()
+        dates = column.dt.date()
     else:
         raise FileError(f"{path}: row 1, column date: {column.dtype} is not a type of dates; write YYYY-MM-DD")
-    return _full(_cast(column, found, path, "a date; write YYYY-MM-DD"), path).to_numpy().astype("datetime64[D]")
+    return _full(_cast(column, dates, path, "a date; write YYYY-MM-DD"), path).to_numpy().astype("datetime64[D]")
 
 
 def _tickers(column: pl.Series, path: Path) -> np.ndarray:
@@ -92,7 +92,7 @@ def _tickers(column: pl.Series, path: Path) -> np.ndarray:
 
 
 def _cast(before: pl.Series, after: pl.Series, path: Path, what: str) -> pl.Series:
-    """`after`, if nothing was lost on the way."""
+    """Return `after`, the converted column, or raise FileError at the first value that could not be converted."""
     lost = (after.is_null() & before.is_not_null()).arg_true()
     if len(lost):
         raise FileError(f"{path}: row {lost[0] + 1}, column {before.name}: {before[int(lost[0])]!r} is not {what}")
@@ -100,6 +100,7 @@ def _cast(before: pl.Series, after: pl.Series, path: Path, what: str) -> pl.Seri
 
 
 def _full(column: pl.Series, path: Path) -> pl.Series:
+    """Return the column, or raise FileError at its first empty value."""
     blank = column.is_null().arg_true()
     if len(blank):
         raise FileError(f"{path}: row {blank[0] + 1}, column {column.name} is empty")

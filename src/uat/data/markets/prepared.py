@@ -1,11 +1,11 @@
-"""Markets in one file that NumPy alone can read: for machines without a reader of parquet, and to name data by content.
+"""Markets in one .npz file that NumPy alone can read, for machines without polars; its contents identify the data.
 
     uat data prepare markets FOLDER --out panels.npz
 
-The file holds the bars that passed their check, as they were: calendars, indicators and splits are still worked out
-by whoever reads it, so that every setting of the domain serves it too. Per market NAME
+The file holds the checked bars unchanged. Calendars, indicators and splits are computed when the file is read, so that
+every setting of the domain still applies. For each market NAME it holds
 
-  NAME/date       (T,) days on which anybody traded         NAME/ticker   (N,)
+  NAME/date       (T,) days on which any asset traded       NAME/ticker   (N,)
   NAME/bars       (T, N, 5) open, high, low, close, volume; NaN where there is no bar
 """
 
@@ -29,14 +29,14 @@ def is_prepared(path: Path | str) -> bool:
 
 
 def write(markets: Mapping[str, Bars], path: Path) -> None:
-    """All of it or nothing."""
+    """Write the markets to a .npz file atomically."""
     if not is_prepared(path):
         raise ValueError(f"{path} must be a {SUFFIX} file")
     write_atomically(path, pack(markets))
 
 
 def pack(markets: Mapping[str, Bars]) -> bytes:
-    """The file's content: the same for the same bars, in whatever order their rows came."""
+    """The contents of the file. They do not depend on the order of the rows."""
     arrays: dict[str, np.ndarray] = {}
     for name, bars in markets.items():
         days, day = np.unique(bars.date, return_inverse=True)
@@ -50,23 +50,23 @@ def pack(markets: Mapping[str, Bars]) -> bytes:
 
 
 def read(path: Path) -> dict[str, Bars]:
-    """The bars of every market, checked as those of any file are."""
+    """Read the bars of every market, with the same checks as for any other file."""
     arrays = read_arrays(path)
     return {name: accepted(_bars(path, name, arrays), f"{path}, {name}") for name in _names(path, arrays)}
 
 
 def names(path: Path) -> tuple[str, ...]:
-    """What the markets are called."""
+    """Names of the markets in the file."""
     return _names(path, read_arrays(path))
 
 
 def _names(path: Path, arrays: Mapping[str, np.ndarray]) -> tuple[str, ...]:
-    found = tuple(dict.fromkeys(name.rpartition("/")[0] for name in arrays))
-    lacking = [f"{name}/{part}" for name in found for part in PARTS if f"{name}/{part}" not in arrays]
-    if not found or lacking:
-        missing = lacking[0] if lacking else "every market"
-        raise FileError(f"{path} was not made by `uat data prepare markets`: {missing} is not in it")
-    return found
+    markets = tuple(dict.fromkeys(name.rpartition("/")[0] for name in arrays))
+    missing = [f"{name}/{part}" for name in markets for part in PARTS if f"{name}/{part}" not in arrays]
+    if not markets or missing:
+        what = missing[0] if missing else "every market"
+        raise FileError(f"{path} was not made by `uat data prepare markets`: it lacks {what}")
+    return markets
 
 
 def _bars(path: Path, name: str, arrays: Mapping[str, np.ndarray]) -> Bars:

@@ -1,7 +1,7 @@
-"""What regime a day belongs to, told afterwards by the paper's rules. For looking at policies, never for training them.
+"""Market regime of each day, labelled with hindsight by the paper's rules. For analysing policies, never for training.
 
-The market is the equal-weighted mean of its assets' simple returns, as daily log returns r. With σ the deviation of the
-63 returns up to a day, that day is
+The market's daily log return r is that of the equal-weighted mean of its assets' simple returns. With σ the standard
+deviation of the 63 returns up to a day, that day is
   shock   if |r| / σ > 1.5 and wealth falls by more than 1.5 % from a peak within the next five days, else
   bull    if the next 21 log returns sum to more than 1 %,
   bear    if they sum to less than -1 %,
@@ -27,12 +27,12 @@ LARGE, FALL, TREND = 1.5, 0.015, 0.01
 
 
 def label(close_TN: Floats) -> NDArray[np.int64]:
-    """(T,) index into REGIMES, or UNKNOWN."""
+    """Regime of each day (T,), an index into REGIMES or UNKNOWN."""
     label_T = np.full(len(close_TN), UNKNOWN)
     if len(close_TN) <= BACK + AHEAD:
         return label_T
-    log_T = np.log(np.mean(close_TN[1:] / close_TN[:-1], axis=1))  # of day 1 on
-    sigma_T = sliding_window_view(log_T, BACK).std(-1, ddof=1)[:-AHEAD]  # of day 63 on
+    log_T = np.log(np.mean(close_TN[1:] / close_TN[:-1], axis=1))  # from day 1 on
+    sigma_T = sliding_window_view(log_T, BACK).std(-1, ddof=1)[:-AHEAD]  # from day 63 on
     now_T = log_T[BACK - 1 : -AHEAD]
     next_TP = sliding_window_view(log_T[BACK:], AHEAD)
     ahead_T, fall_T = next_TP.sum(-1), _drawdown(next_TP[:, :SOON])
@@ -43,6 +43,6 @@ def label(close_TN: Floats) -> NDArray[np.int64]:
 
 
 def _drawdown(log_TP: Floats) -> Floats:
-    """(T,) the largest fall from a peak in the days of each row, the day before them included, as a share."""
+    """Largest fall from a peak (T,), as a share, within the days of each row and the day before them."""
     wealth_TP = np.concatenate([np.zeros((len(log_TP), 1)), log_TP.cumsum(-1)], axis=-1)
     return -np.expm1((wealth_TP - np.maximum.accumulate(wealth_TP, axis=-1)).min(-1))

@@ -1,21 +1,21 @@
-"""Three markets that never were: the embedded default, so that nothing needs a download or a licence.
+"""Generate three synthetic markets, the built-in default, so that nothing needs a download or a licence.
 
-Each market walks through four regimes, whose labels are known:
+Each market passes through four regimes with known labels:
 
   regime   lasts (days)   drift per day   volatility   what leads
   bull     120            +0.09 %         0.8          cyclical sectors
   bear      60            -0.10 %         1.4          defensive sectors
-  chop      60             0.00 %         1.0          nobody
+  chop      60             0.00 %         1.0          no sector
   shock      8            -0.70 %         2.8          defensive sectors
 
 Lengths are geometric. The log return of asset i is
 
-  beta_i * market + sector + own,   each a normal draw times a volatility that clusters
+  beta_i * market + sector + own,   each a normal draw times a clustered volatility
 
-with σ²_t = 0.04 + 0.08 x²_{t-1} + 0.88 σ²_{t-1} for the draws x (GARCH), times the regime's level: assets are
+with σ²_t = 0.04 + 0.08 x²_{t-1} + 0.88 σ²_{t-1} for the draws x (GARCH), times the regime's level. Assets are therefore
 correlated through market and sectors, large moves follow large moves, and tails are heavier than normal. A regime
-moves the market's drift and tilts the sectors. Opens gap away from the last close, highs and lows enclose both, and
-volume swells with the size of the move.
+shifts the market's drift and tilts the sectors. Opens differ from the last close by a gap, highs and lows enclose open
+and close, and volume grows with the size of the move.
 
 Not modelled: dividends, splits, suspensions, listings, links between the three markets.
 
@@ -39,19 +39,19 @@ MEAN_DAYS = np.array([120.0, 60.0, 60.0, 8.0])
 DRIFT = np.array([9e-4, -1e-3, 0.0, -7e-3])
 LEVEL = np.array([0.8, 1.4, 1.0, 2.8])
 NEXT = np.array([[0.0, 0.3, 0.5, 0.2], [0.35, 0.0, 0.5, 0.15], [0.55, 0.35, 0.0, 0.1], [0.25, 0.45, 0.3, 0.0]])
-"""Which regime follows which, row by row."""
+"""Transition probabilities between regimes: row = current regime, column = next."""
 SECTORS = 5
 TILT = np.array([1.0, 0.5, 0.0, -0.5, -1.0])
-"""From cyclical to defensive."""
+"""Cyclicality of each sector, from cyclical (1) to defensive (-1)."""
 LEAD = np.array([6e-4, -6e-4, 0.0, -3e-3])
-"""Drift of the most cyclical sector beside the market's, by regime; the most defensive has the opposite."""
+"""Extra drift of the most cyclical sector, by regime; the most defensive sector has the opposite drift."""
 MARKET_VOL, SECTOR_VOL, OWN_VOL = 0.009, 0.005, 0.012
 SHOCK_WEIGHT, MEMORY = 0.08, 0.88
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How large a market is."""
+    """Size of a market, and its first day."""
 
     assets: int
     days: int
@@ -63,12 +63,12 @@ SIZES = {
     "hk": Size(assets=45, days=2859, start="2015-01-02"),
     "cn": Size(assets=30, days=2049, start="2018-01-02"),
 }
-"""As large as the panels of the paper's three indices."""
+"""The sizes of the panels of the paper's three indices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticMarket:
-    """Bars in the one schema, and the regime of each day."""
+    """Bars of a generated market, and the regime of each day."""
 
     bars: Bars
     date_T: NDArray[np.datetime64]
@@ -77,7 +77,7 @@ class SyntheticMarket:
 
 
 def generate(name: str, size: Size, seed: int = 0) -> SyntheticMarket:
-    """The market of this name: the same for the same (name, size, seed); the first days do not depend on `days`."""
+    """Generate a market that depends only on (name, size, seed); its first days do not depend on `size.days`."""
     days, assets = size.days, size.assets
     draw = _Draws(f"markets.{name}", seed, days)
     regime_T = _regimes(draw)
@@ -114,24 +114,24 @@ def generate(name: str, size: Size, seed: int = 0) -> SyntheticMarket:
 
 @dataclass(frozen=True, slots=True)
 class _Draws:
-    """Named random numbers: a new name moves no other."""
+    """Random numbers by name: adding a name does not change the numbers of the others."""
 
     name: str
     seed: int
     days: int
 
     def uniform(self, what: str, count: int, per: int = 1) -> Floats:
-        """(count, per) in (0, 1)."""
+        """Uniform numbers (count, per) in (0, 1)."""
         return uniform(self.seed, f"{self.name}.{what}", torch.arange(count), per).numpy()
 
     def normal(self, what: str, count: int) -> Floats:
-        """(days, count) standard normal, by Box and Muller."""
+        """Standard normal numbers (days, count), by the Box-Muller transform."""
         u = self.uniform(what, count, 2 * self.days).reshape(count, self.days, 2)
         return (np.sqrt(-2 * np.log(u[..., 0])) * np.cos(2 * math.pi * u[..., 1])).T
 
 
 def _regimes(draw: _Draws) -> NDArray[np.int64]:
-    """(T,) a chain that starts in a bull market."""
+    """Regime of each day (T,): a Markov chain that starts in a bull market."""
     leave_T, where_T = draw.uniform("regime", 1, 2 * draw.days).reshape(draw.days, 2).T
     regime_T, now = np.zeros(draw.days, np.int64), 0
     for t in range(draw.days):
@@ -142,7 +142,7 @@ def _regimes(draw: _Draws) -> NDArray[np.int64]:
 
 
 def _clustered(normal_TX: Floats, scale_T1: Floats) -> Floats:
-    """Draws whose size comes in clusters, with the given volatility in the long run."""
+    """Scale normal draws to clustered volatility (GARCH) with the given long-run volatility."""
     out_TX, variance_X = np.empty_like(normal_TX), np.ones(normal_TX.shape[1])
     for t, normal_X in enumerate(normal_TX):
         part_X = np.sqrt(variance_X) * normal_X

@@ -1,7 +1,7 @@
-"""MovieLens: any of its published formats, or a synthetic likeness, as one log of arrays.
+"""MovieLens in any of its published formats, or a synthetic stand-in, as one log of arrays.
 
-`load` needs polars (`pip install 'uat-transformer[data]'`) unless a file is packed already. Downloads are apart
-(`fetching`), since what they import takes time.
+`load` needs polars (`pip install 'uat-transformer[data]'`) except for a packed file. Downloads have a module of their
+own (`fetching`) because their imports are slow.
 """
 
 from uat.data.movielens.genres import GROUPS, group_of

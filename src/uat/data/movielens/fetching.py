@@ -1,4 +1,4 @@
-"""Downloads from GroupLens: whole and verified, or not there at all."""
+"""Download data sets from GroupLens. A data set appears on disk only when it is complete and verified."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIMEOUT = 60
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An archive, and the MD5 sum that GroupLens publishes beside it."""
+    """URL of an archive, and the MD5 sum that GroupLens publishes for it."""
 
     url: str
     md5: str
@@ -37,9 +37,9 @@ SOURCES: dict[str, Source] = {
 
 
 def fetch(name: str, folder: Path | str) -> Path:
-    """The unpacked data set as a folder of its own inside `folder`; at once, if it is there already.
+    """Download and unpack a data set into `folder/name`, unless that folder exists; return its path.
 
-    A download that broke off goes on where it stopped; one that does not match its sum is removed.
+    An interrupted download is resumed. A download with the wrong MD5 sum is removed.
     """
     if name not in SOURCES:
         raise ValueError(f"unknown data set {name!r}; known: {', '.join(SOURCES)}")
@@ -51,19 +51,19 @@ def fetch(name: str, folder: Path | str) -> Path:
     try:
         _download(source.url, archive)
     except (OSError, HTTPException) as error:
-        raise ValueError(f"the download of {source.url} broke off ({error}); run it again to go on") from None
+        raise ValueError(f"the download of {source.url} broke off ({error}); run it again to resume it") from None
     with archive.open("rb") as file:
-        found = hashlib.file_digest(file, "md5").hexdigest()
-    if found != source.md5:
+        md5 = hashlib.file_digest(file, "md5").hexdigest()
+    if md5 != source.md5:
         archive.unlink()
-        raise ValueError(f"{source.url} has the MD5 sum {found}, not {source.md5}; the download was removed")
+        raise ValueError(f"{source.url} has the MD5 sum {md5}, not {source.md5}; the download was removed")
     _unpack(archive, target)
     archive.unlink()
     return target
 
 
 def _download(url: str, archive: Path) -> None:
-    """Append what is missing; start anew where the server cannot go on from the middle."""
+    """Append the missing bytes to the archive; start again if the server does not support ranges."""
     have = archive.stat().st_size if archive.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
@@ -83,7 +83,7 @@ def _download(url: str, archive: Path) -> None:
 
 
 def _unpack(archive: Path, target: Path) -> None:
-    """All files side by side, as the archives hold one folder; renamed at the end, so that half is never there."""
+    """Unpack the archive's single folder into `target`, which is renamed into place at the end."""
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch, zipfile.ZipFile(archive) as content:
         folder = Path(scratch) / "unpacked"
         folder.mkdir()

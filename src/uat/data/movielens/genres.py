@@ -1,4 +1,4 @@
-"""Genre tags become one of four groups of preference, merged by hand as the paper says."""
+"""Map genre tags to one of four preference groups, merged by hand as the paper says."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ GROUP_OF_TAG = {tag: group for group, tags in enumerate(GROUPS) for tag in tags}
 
 
 def is_tag(tag: str) -> bool:
-    """Whether a word names a genre, and not the lack of one."""
+    """Whether the tag names a genre, rather than saying that there is none."""
     return tag.strip() not in NO_TAG
 
 
 def group_of(tags: Iterable[str]) -> int:
-    """The group that most of the tags name; of equal ones the last; the third where there is no tag."""
+    """The group that most tags belong to; the last of them on a tie; UNTAGGED without tags."""
     votes = [0] * len(GROUPS)
     for tag in tags:
         if not is_tag(tag):

@@ -1,4 +1,4 @@
-"""A log of ratings as arrays, filtered, in order of time, user by user.
+"""A filtered log of ratings as arrays, grouped by user and ordered by time.
 
 Axes: N interactions, U users, I items.
 """
@@ -17,17 +17,17 @@ from uat.files import FileError
 from uat.settings import Count, check_fields
 
 LOWEST, HIGHEST = 0.5, 5.0
-"""Stars that a rating may have."""
+"""Range of a rating, in stars."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Filters:
-    """Items first, then users by what is left: the order matters."""
+    """Thresholds applied to items first and then to users, counting the remaining items only."""
 
     min_ratings: Count = 50
-    """Ratings that an item needs."""
+    """Minimum number of ratings of an item."""
     min_interactions: Count = 100
-    """Interactions with the remaining items that a user needs."""
+    """Minimum number of a user's interactions with the remaining items."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -35,21 +35,21 @@ class Filters:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ratings:
-    """Ratings as a source gives them, in any order; users and items as indices into their names, which are sorted."""
+    """Ratings of a source, in any order. Users and items are indices into their sorted names."""
 
     user_N: Array
     item_N: Array
     rating_N: Array
     time_N: Array
     user_names: Array
-    """Text; numbers come in order of size."""
+    """Names as text; numeric names are sorted by value."""
     item_names: Array
     group_I: Array
     untagged: int = 0
-    """Items whose source names no genre."""
+    """Number of items without a genre."""
 
     def __post_init__(self) -> None:
-        wrong_N = ~((self.rating_N >= LOWEST) & (self.rating_N <= HIGHEST))  # NaN is wrong as well
+        wrong_N = ~((self.rating_N >= LOWEST) & (self.rating_N <= HIGHEST))  # also catches NaN
         if wrong_N.any():
             first = int(wrong_N.argmax())
             raise ValueError(
@@ -60,7 +60,7 @@ class Ratings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Log:
-    """What remains after the filters: each user's interactions in order of time, ties in time by item."""
+    """Interactions that remain after the filters: each user's in order of time, with ties broken by item."""
 
     item_N: Array
     """Index of the item in [0, num_items)."""
@@ -69,14 +69,15 @@ class Log:
     time_N: Array
     """Seconds."""
     first_U: Array
-    """Where each user begins, and after the last the end: num_users + 1 numbers."""
+    """Index of each user's first interaction, followed by the total number: num_users + 1 numbers."""
     user_names: Array
     item_names: Array
     group_I: Array
-    """Group of genres of each item; see `GROUPS`."""
+    """Genre group of each item; see `GROUPS`."""
 
     @classmethod
     def of(cls, ratings: Ratings, filters: Filters) -> Log:
+        """Filter and sort the ratings of a source."""
         rows = _without_repeats(ratings)
         item_N = ratings.item_N[rows]
         kept_I = np.bincount(item_N, minlength=len(ratings.item_names)) >= filters.min_ratings
@@ -110,15 +111,15 @@ class Log:
         return len(self.item_names)
 
     def rows_of(self, user: str) -> slice:
-        """Where a user's interactions lie."""
-        found = np.flatnonzero(self.user_names == user)
-        if not len(found):
+        """Rows of a user's interactions."""
+        matches = np.flatnonzero(self.user_names == user)
+        if not len(matches):
             raise ValueError(f"unknown user {user!r}; {self.num_users} users remain after the filters")
-        index = int(found[0])
+        index = int(matches[0])
         return slice(int(self.first_U[index]), int(self.first_U[index + 1]))
 
     def checksum(self) -> str:
-        """The same for the same log, on any machine."""
+        """Checksum of the log, equal on every machine."""
         digest = hashlib.blake2b(digest_size=16)
         for item in fields(self):
             array = np.ascontiguousarray(getattr(self, item.name))
@@ -127,23 +128,23 @@ class Log:
         return digest.hexdigest()
 
     def save(self, path: Path, *, small: bool = False) -> None:
-        """All of it or nothing. A small file takes longer."""
+        """Write the log to a file atomically. `small` compresses it, which takes longer."""
         arrays = {item.name: getattr(self, item.name) for item in fields(self)}
         write_arrays(path, {"checksum": np.array(self.checksum()), **arrays}, small=small)
 
     @classmethod
     def load(cls, path: Path) -> Log:
-        """What was saved there."""
+        """Read a saved log; raise FileError if it is damaged."""
         arrays = read_arrays(path)
         log = cls(**{name: required(path, arrays, name, kinds, (None,)) for name, kinds in SAVED.items()})
         if str(required(path, arrays, "checksum", "U", ())) != log.checksum():
             raise FileError(f"{path} is damaged: its arrays do not match the checksum that was written with them")
         if flaw := log.flaw():
-            raise FileError(f"{path} is no log of ratings: {flaw}")
+            raise FileError(f"{path} is not a log of ratings: {flaw}")
         return log
 
     def flaw(self) -> str | None:
-        """What no log that was made of ratings has; None if it may have been."""
+        """The first inconsistency between the arrays, as a sentence; None if there is none."""
         interactions, users, items = len(self.item_N), self.num_users, self.num_items
         if not len(self.rating_N) == len(self.time_N) == interactions or len(self.group_I) != items:
             return "its arrays are of different lengths"
@@ -168,11 +169,11 @@ SAVED = {
     "item_names": "U",
     "group_I": "i",
 }
-"""The arrays of a log, and of which kind they are."""
+"""The arrays of a log, with the kind of their types."""
 
 
 def _without_repeats(ratings: Ratings) -> Array:
-    """Rows to keep, in the order of the source: of a user's ratings of one item the newest, then the highest."""
+    """Rows to keep, in the order of the source: each user's newest rating of an item, and the highest on a tie."""
     pair_N = ratings.user_N.astype(np.int64) * len(ratings.item_names) + ratings.item_N
     in_order_N = np.sort(pair_N)
     if not (in_order_N[1:] == in_order_N[:-1]).any():
@@ -183,5 +184,5 @@ def _without_repeats(ratings: Ratings) -> Array:
 
 
 def group_sizes(log: Log) -> Array:
-    """Items of each group."""
+    """Number of items in each group."""
     return np.bincount(log.group_I, minlength=len(GROUPS))

@@ -1,4 +1,4 @@
-"""The published formats of MovieLens, read lazily with polars into one tidy frame: user, item, rating, time.
+"""Read the published formats of MovieLens with polars into one tidy frame: user, item, rating, time.
 
 25M, 20M, latest   ratings.csv  movies.csv    comma-separated, with a header
 10M, 1M            ratings.dat  movies.dat    fields between '::'
@@ -26,11 +26,11 @@ from uat.data.movielens.log import Filters, Log, Ratings, group_sizes
 from uat.files import FileError
 
 REVISION = 1
-"""Raised when the same files start to give another log: old caches are then not used."""
+"""Increase this when the same files start to give a different log; older caches are then ignored."""
 
 Lazy = Any
 Frame = Any
-"""Frames of polars, which is loaded when used."""
+"""Lazy frames and frames of polars, which is imported only when needed."""
 
 Tags = dict[str, list[str]]
 """The genre tags of each item, by its name."""
@@ -39,12 +39,12 @@ FLAGS = (
     *("unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary", "Drama"),
     *("Fantasy", "Film-Noir", "Horror", "Musical", "Mystery", "Romance", "Sci-Fi", "Thriller", "War", "Western"),
 )
-"""What the last 19 columns of u.item stand for."""
+"""The genres of the last 19 columns of u.item."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One way of publishing: which files there are and how they are read."""
+    """One published format: the names of its files and how to read them."""
 
     name: str
     ratings: str
@@ -52,21 +52,21 @@ class Format:
     scan: Callable[[Path], Lazy]
     tags: Callable[[Path], Tags]
     separator: str
-    """Of the fields of ratings."""
+    """Field separator in the file of ratings."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """What `check` found."""
+    """Result of `check`."""
 
     format: str
     ratings: int
     users: int
     items: int
     repeated: int
-    """Ratings of an item that its user rated again."""
+    """Number of ratings that their user later replaced by another rating of the same item."""
     untagged: int
-    """Items without a genre."""
+    """Number of items without a genre."""
     kept_ratings: int
     kept_users: int
     kept_items: int
@@ -75,9 +75,9 @@ class Summary:
 
 
 def load(path: Path | str, filters: Filters | None = None, cache: Path | str | None = None) -> Log:
-    """The log of a folder, or of a file that `pack` made of one. With a cache folder, the second time reads no text.
+    """Load the log of a folder, or of a file made by `pack`. A cache folder spares parsing the text a second time.
 
-    Neither a packed file nor a cached log needs polars.
+    A packed file or a cached log can be read without polars.
     """
     filters = filters or Filters()
     if is_archive(path):
@@ -92,7 +92,7 @@ def load(path: Path | str, filters: Filters | None = None, cache: Path | str | N
     about = [[f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in files]
     key = json.dumps([REVISION, str(folder.resolve()), about, asdict(filters)], sort_keys=True)
     saved = Path(cache) / f"movielens-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}.npz"
-    with contextlib.suppress(FileError):  # not there yet, or damaged
+    with contextlib.suppress(FileError):  # missing or damaged
         return Log.load(saved)
     log = _log(path, read(path), filters)
     log.save(saved)
@@ -100,7 +100,7 @@ def load(path: Path | str, filters: Filters | None = None, cache: Path | str | N
 
 
 def _log(path: Path | str, ratings: Ratings, filters: Filters) -> Log:
-    """The log of a folder's ratings; what is wrong with them is said with its name."""
+    """Build the log of a folder's ratings; errors name the folder."""
     try:
         return Log.of(ratings, filters)
     except ValueError as error:
@@ -108,7 +108,7 @@ def _log(path: Path | str, ratings: Ratings, filters: Filters) -> Log:
 
 
 def pack(path: Path | str, file: Path | str, filters: Filters | None = None) -> Log:
-    """The log of a folder as one file of arrays, to be carried to where there is no polars; it is also returned."""
+    """Write the log of a folder as one file of arrays, which can be read without polars; return the log."""
     file = Path(file)
     if not is_archive(file):
         raise ValueError(f"{file} must end in {SUFFIX}")
@@ -118,7 +118,7 @@ def pack(path: Path | str, file: Path | str, filters: Filters | None = None) -> 
 
 
 def check(path: Path | str, filters: Filters | None = None) -> Summary:
-    """Read everything, and say what is there; a ValueError says what is wrong."""
+    """Read a data set and summarise its contents; raise ValueError if it cannot be used."""
     kind, _ = find_format(Path(path))
     ratings = read(path)
     log = _log(path, ratings, filters or Filters())
@@ -171,10 +171,10 @@ def _read(kind: Format, folder: Path) -> Ratings:
 
 
 def find_format(path: Path) -> tuple[Format, Path]:
-    """The format of a folder, and the folder: the path itself, or the only one inside it."""
+    """Return the format of a folder, and the folder: the path itself, or the only folder inside it."""
     if path.is_file():
-        what = "a zip archive; unpack it" if zipfile.is_zipfile(path) else "a file; its folder is wanted: unpack it"
-        raise ValueError(f"{path} is {what} and give the folder")
+        kind = "a zip archive; unpack it and name" if zipfile.is_zipfile(path) else "a file; name"
+        raise ValueError(f"{path} is {kind} the folder that holds the ratings")
     if not path.is_dir():
         raise ValueError(f"{path} is not a folder")
     inner = [entry for entry in path.iterdir() if entry.is_dir()]
@@ -187,11 +187,11 @@ def find_format(path: Path) -> tuple[Format, Path]:
 
 
 def _only(folder: Path, pattern: str) -> Path:
-    found = sorted(folder.glob(pattern))
-    if len(found) != 1:
-        have = ", ".join(file.name for file in found) or "none"
-        raise ValueError(f"{folder} must hold one file {pattern}, has {have}")
-    return found[0]
+    files = sorted(folder.glob(pattern))
+    if len(files) != 1:
+        names = ", ".join(file.name for file in files) or "none"
+        raise ValueError(f"{folder} must hold one file {pattern}, has {names}")
+    return files[0]
 
 
 # ---------------------------------------------------------------- ratings
@@ -203,7 +203,7 @@ def _scan_csv(file: Path) -> Lazy:
 
 
 def _scan_dat(file: Path) -> Lazy:
-    """Every second field is the emptiness between two colons."""
+    """Scan fields separated by '::': with ':' as the separator, every second field is empty."""
     names = ["user", "_1", "item", "_2", "rating", "_3", "time"]
     return _scan(file, separator=":", names=names).select("user", "item", "rating", "time")
 
@@ -220,7 +220,7 @@ def _scan_atomic(file: Path) -> Lazy:
 
 
 def _scan(file: Path, separator: str = ",", names: list[str] | None = None) -> Lazy:
-    """Everything as text: what does not fit becomes a sentence, not a parser's complaint."""
+    """Scan every column as text, so that bad values are reported by us and not by the parser."""
     pl = _polars()
     return pl.scan_csv(
         file,
@@ -241,7 +241,7 @@ def _named(frame: Lazy, names: dict[str, str], file: Path) -> Lazy:
 
 
 def _collect(frame: Lazy, file: Path) -> Frame:
-    """Numbers as numbers; ids as numbers where all of them are."""
+    """Convert ratings and times to numbers, and ids if all of them are numbers."""
     pl = _polars()
     as_numbers = [
         pl.col("user").cast(pl.Int64, strict=False).cast(pl.Int32, strict=False).alias("user_number"),
@@ -253,7 +253,7 @@ def _collect(frame: Lazy, file: Path) -> Frame:
     bad = tidy.select(pl.all().null_count(), pl.len().alias("rows")).collect(engine="streaming").row(0, named=True)
     for name in ("user", "item", "rating", "time"):
         if bad[name]:
-            raise FileError(f"{bad[name]} rows of {file} have no {name}, or one that is no number")
+            raise FileError(f"{bad[name]} rows of {file} have no {name}, or one that is not a number")
     if not bad["rows"]:
         raise FileError(f"{file} holds no ratings")
     ids = [pl.col(name) if bad[f"{name}_number"] else pl.col(f"{name}_number").alias(name) for name in ("user", "item")]
@@ -261,7 +261,7 @@ def _collect(frame: Lazy, file: Path) -> Frame:
 
 
 def _codes(ids: Any) -> tuple[Array, Array]:
-    """Each id as its rank among all of them, and their names in that order."""
+    """Replace each id by its rank among all ids; return the ranks and the sorted names."""
     names = ids.unique().sort()
     if ids.dtype.is_integer():
         return np.searchsorted(names.to_numpy(), ids.to_numpy()).astype(np.int32), names.to_numpy().astype(str)
@@ -270,7 +270,7 @@ def _codes(ids: Any) -> tuple[Array, Array]:
     return ranks.to_numpy(), np.array(names.to_list(), dtype=str)
 
 
-# ---------------------------------------------------------------- genres: small files, read as they are
+# ---------------------------------------------------------------- genres: small files, read eagerly
 
 
 def _tags_csv(file: Path) -> Tags:
@@ -291,12 +291,12 @@ def _tags_dat(file: Path) -> Tags:
 def _tags_flags(file: Path) -> Tags:
     rows = [line.split("|") for line in _lines(file)]
     if short := next((i for i, row in enumerate(rows, 1) if len(row) <= len(FLAGS)), None):
-        raise FileError(f"{file}, line {short} has no {len(FLAGS)} flags of genres behind the item's number")
+        raise FileError(f"{file}, line {short} has fewer than {len(FLAGS)} genre flags after the item's number")
     return {row[0]: [t for t, flag in zip(FLAGS, row[-len(FLAGS) :], strict=True) if flag == "1"] for row in rows}
 
 
 def _tags_atomic(file: Path) -> Tags:
-    """The column of genres is called genre or class, after the data set."""
+    """Read the genre column, which is called genre, genres or class, depending on the data set."""
     header, *lines = _lines(file) or [""]
     names = [name.split(":")[0] for name in header.split("\t")]
     column = next((names.index(name) for name in ("genre", "genres", "class") if name in names), None)
@@ -307,7 +307,7 @@ def _tags_atomic(file: Path) -> Tags:
 
 
 def _lines(file: Path) -> list[str]:
-    """100K and 1M are not UTF-8; genres and ids are plain everywhere."""
+    """Lines that are not empty. 100K and 1M are not UTF-8, but their genres and ids are ASCII."""
     return [line for line in file.read_bytes().decode("utf-8", errors="replace").splitlines() if line]
 
 

@@ -1,8 +1,8 @@
-"""An embedded likeness of MovieLens: popularity, genres, ratings, lengths and runs as in ML-1M, and nobody's data.
+"""Generate a synthetic stand-in for MovieLens, with the statistics of ML-1M and no user's data.
 
-What it copies, as measured on the filtered ML-1M: the share of items and of interactions per group, a popularity
-that falls by a factor of fifty from the first item to the last, the law of the stars, long-tailed lengths with a
-median near 210, and groups that follow themselves in 46 % of the steps.
+It reproduces these statistics of the filtered ML-1M: the shares of items and of interactions per group, a popularity
+that falls by a factor of fifty from the first item to the last, the distribution of the stars, long-tailed lengths
+with a median near 210, and 46 % of steps that stay in the same group.
 
 Axes: U users, I items, G groups, C bursts in which a user rates several items of one group.
 """
@@ -23,22 +23,22 @@ from uat.noise import gumbel, uniform
 from uat.settings import MOST_COUNT, Between, Seed, check_fields
 
 ITEM_SHARES = (0.14, 0.24, 0.37, 0.25)
-"""Of each group among the items."""
+"""Share of the items in each group."""
 APPEALS = (2.4, 0.8, 0.8, 0.95)
-"""How much more often an item of the group is rated than another of the same rank."""
+"""How often items of each group are rated, relative to other items of the same rank."""
 POPULARITY_FALL = 4.0
 TASTE = 0.8
-"""Deviation of a user's liking of a group, on the scale of logarithms."""
+"""Standard deviation of a user's preference for a group, on a log scale."""
 SHORTEST, EXTRA, SPREAD = 105, 105.0, 1.1
 """A user rates SHORTEST + EXTRA exp(SPREAD z) items."""
 BURST = 0.6
-"""Items per burst of a group, bursts that stay empty included."""
+"""Items per burst of a group, counting empty bursts."""
 BYTES_PER_PAIR = 60
-"""Of a user and an item, while their ratings are drawn."""
+"""Memory per pair of user and item while ratings are drawn."""
 STAR_SHARES = (0.056, 0.111, 0.268, 0.350, 0.215)
-"""One to five stars."""
+"""Share of ratings with one to five stars."""
 ITEM_PART, USER_PART = 0.5, 0.35
-"""How much of a rating's deviation the item and the user decide."""
+"""Weights of the item's quality and of the user's bias in a rating."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,19 +48,19 @@ class SyntheticConfig:
     num_items: Annotated[int, Between(300, MOST_COUNT)] = 1000
     """Items before the filters."""
     seed: Seed = 0
-    """Decides everything."""
+    """Seed of all random numbers."""
 
     def __post_init__(self) -> None:
         check_fields(self)
 
 
 def synthetic(config: SyntheticConfig | None = None, filters: Filters | None = None) -> Log:
-    """The log of a synthetic catalogue, through the same filters as a real one."""
+    """Log of a synthetic catalogue, with the same filters as for real data."""
     return Log.of(synthetic_ratings(config or SyntheticConfig()), filters or Filters())
 
 
 def synthetic_ratings(config: SyntheticConfig) -> Ratings:
-    """All ratings, unfiltered."""
+    """All ratings of the synthetic catalogue, unfiltered."""
     users, items, seed = config.num_users, config.num_items, config.seed
     check_fits(BYTES_PER_PAIR * users * items, f"a catalogue of users={users} and items={items}")
     user_U, item_I = torch.arange(users), torch.arange(items)
@@ -92,19 +92,19 @@ def synthetic_ratings(config: SyntheticConfig) -> Ratings:
 
 
 def normal(seed: int, name: str, ids_B: Tensor, count: int) -> Tensor:
-    """(B, count) standard normal numbers."""
+    """Standard normal numbers (B, count)."""
     return torch.special.ndtri(uniform(seed, name, ids_B, count))
 
 
 def _groups(items: int, seed: int) -> Tensor:
-    """The group of each item: exact shares, in random places."""
+    """Group of each item: exact shares, at random positions."""
     bounds = (torch.tensor(ITEM_SHARES, dtype=torch.float64).cumsum(0)[:-1] * items).round()
     place_I = uniform(seed, "movielens.group", torch.arange(items), 1)[:, 0].argsort().argsort()
     return torch.bucketize(place_I.double(), bounds, right=True)
 
 
 def _times(chosen_UI: Tensor, group_I: Tensor, seed: int) -> Tensor:
-    """Seconds: each item falls into one of its group's bursts; a burst has a moment, its items follow each other."""
+    """Times (U, I) in seconds. Each item falls into one burst of its group; items of one burst are close in time."""
     users, items = chosen_UI.shape
     user_U, groups = torch.arange(users), len(ITEM_SHARES)
     count_UG = torch.zeros(users, groups, dtype=torch.long)

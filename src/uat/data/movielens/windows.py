@@ -1,4 +1,4 @@
-"""Sequences of equal length out of a log, split by user.
+"""Cut a log into sequences of equal length, split by user.
 
 Axes: U users, W windows, T time.
 """
@@ -22,7 +22,7 @@ SHARES: dict[Split, float] = {"train": 0.8, "validation": 0.1, "test": 0.1}
 
 @dataclass(slots=True, kw_only=True)
 class Windows(TensorFields):
-    """Interactions in order of time."""
+    """Interactions of each window, in order of time."""
 
     item_WT: Tensor
     rating_WT: Tensor
@@ -32,7 +32,7 @@ class Windows(TensorFields):
 
 
 def split_users(num_users: int, split: Split, seed: int = 0) -> Tensor:
-    """The users of a split, in random order; the same for every method and machine."""
+    """Users of a split in random order, equal for every method and machine."""
     if num_users < 10:
         raise ValueError(f"{num_users} users are too few to split: at least 10 are needed")
     shuffled_U = uniform(derive(seed, "movielens"), "users", torch.arange(num_users), 1)[:, 0].argsort(stable=True)
@@ -42,7 +42,7 @@ def split_users(num_users: int, split: Split, seed: int = 0) -> Tensor:
 
 
 def windows(log: Log, users_U: Tensor, *, horizon: int = 50, most_per_user: int = 12, limit: int = 20_000) -> Windows:
-    """Up to `limit` windows that do not overlap: the newest of every user, then the newest but one, and so on."""
+    """Up to `limit` windows that do not overlap: the newest of every user first, then the second newest, and so on."""
     for name, value in {"horizon": horizon, "most_per_user": most_per_user, "limit": limit}.items():
         if value < 1:
             raise ValueError(f"{name}={value} must be at least 1")

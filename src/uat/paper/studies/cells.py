@@ -77,7 +77,8 @@ class Sweep:
     def cells(self, preset: str, seeds: Sequence[int], chosen: Filter) -> list[Cell]:
         if self.missing():
             return []
-        methods = [m for m, entry in METHODS.items() if entry.serves(self.domain) and self.methods(m)]
+        names = dict.fromkeys([*METHODS.own, *chosen.methods])  # somebody else's methods join where they are named
+        methods = [m for m in names if METHODS[m].serves(self.domain) and self.methods(m)]
         tasks = self.tasks if self.tasks is not None else DOMAINS[self.domain].tasks
         given = chosen.data_setting(self.domain, self.data)
         settings = {**self.settings, **(self.on_data if given else {}), **chosen.settings, **given}

@@ -1,0 +1,226 @@
+"""Registries of methods and domains: what uat brings along, what a program registers, what installed packages offer.
+
+Nothing but uat's own entries is there at first. Packages offer theirs as entry points; these are looked up when a name
+is asked for that uat does not know, or when everything is listed, and a package is imported only then. An entry that
+cannot be imported is a problem with a sentence: it is raised where that entry is asked for, and everything else works.
+
+An address, `python:module:name`, says where code is. It is imported by `adopt` alone, which is called where a user
+named the address or trusts the file that does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from uat.files import NAME
+from uat.settings import shown
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+Entry = TypeVar("Entry")
+
+OWN = "uat"
+"""The owner of what uat brings along."""
+ADDRESS = re.compile(r"python:(?P<module>\w+(\.\w+)*):(?P<name>\w+(\.\w+)*)")
+TRUST = "--trust on the command line, trust=True in Python"
+
+
+def is_address(name: Any) -> bool:
+    """Whether a name says where code is: `python:module:name`."""
+    return isinstance(name, str) and name.startswith("python:")
+
+
+def address_of(value: Any) -> str:
+    """Where a class or function is: its module and its name in there."""
+    return f"python:{value.__module__}:{value.__qualname__}"
+
+
+def import_address(address: str) -> Any:
+    """The object at an address; a ValueError says why there is none."""
+    if (match := ADDRESS.fullmatch(address)) is None:
+        raise ValueError(
+            f"{shown(address)} is not an address: expected python:MODULE:NAME, such as python:bandit:Bandit"
+        )
+    try:
+        found = importlib.import_module(match["module"])
+        for part in match["name"].split("."):
+            found = getattr(found, part)
+    except AttributeError:
+        raise ValueError(f"{address}: the module {match['module']} has no {match['name']!r}") from None
+    except (Exception, SystemExit) as error:  # whatever somebody else's module raises
+        raise ValueError(f"{address} cannot be imported: {_in_words(error)}") from error
+    return found
+
+
+def _in_words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {shown(str(error).strip(), 200).strip(chr(39) + chr(34)) or 'no message'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """An entry that a package offers and that cannot be used."""
+
+    name: str
+    owner: str
+    sentence: str
+
+
+class Registry(MutableMapping[str, Entry], Generic[Entry]):
+    """Entries by name.
+
+    kind: what an entry is called in messages, such as "method"; group: the entry points that add to it;
+    convert: makes an entry of what a package offers or an address names, or raises a ValueError or TypeError;
+    reserved: names that no entry may have.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        group: str,
+        own: Mapping[str, Entry],
+        convert: Callable[[Any], Entry],
+        reserved: frozenset[str] = frozenset(),
+    ) -> None:
+        self.kind, self.group, self._convert, self._reserved = kind, group, convert, reserved
+        self.own = tuple(own)
+        """Names of uat's own entries: asking for these imports nothing."""
+        self._entries: dict[str, Entry] = dict(own)
+        self._owners: dict[str, str] = {}
+        self._identities: dict[str, Any] = {}
+        self._offered: dict[str, EntryPoint] | None = None
+        self._tried: set[str] = set()
+        self._problems: list[Problem] = []
+
+    # ------------------------------------------------------------ the mapping
+
+    def __getitem__(self, name: str) -> Entry:
+        if name not in self._entries:
+            self._load(name)
+        return self._entries[name]
+
+    def __contains__(self, name: object) -> bool:
+        if name not in self._entries and isinstance(name, str):
+            self._load(name)
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        for name in list(self._offers()):
+            self._load(name)
+        return iter(list(self._entries))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __setitem__(self, name: str, entry: Entry) -> None:
+        self._entries[name] = entry
+
+    def __delitem__(self, name: str) -> None:
+        del self._entries[name]
+        self._owners.pop(name, None)
+
+    # ------------------------------------------------------------ what others add
+
+    def register(self, name: str, entry: Entry, owner: str, identity: Any = None) -> None:
+        """Add an entry. A name that is taken is refused, unless the same code (`identity`) registers it again."""
+        self._check_name(name)
+        again = identity is not None and self._identities.get(name) == identity
+        if name in self and not again:
+            raise ValueError(
+                f"the {self.kind} {name!r} of {owner} is refused: {self.owner(name)} has a {self.kind} of that name; "
+                "choose another"
+            )
+        self._entries[name], self._owners[name], self._identities[name] = entry, owner, identity
+
+    def adopt(self, address: str) -> Entry:
+        """Import what an address names, once, and know it by that address from then on."""
+        if address not in self._entries:
+            self._add(address, import_address(address), address)
+        return self._entries[address]
+
+    def name_of(self, value: Any) -> str:
+        """The address under which code that is at hand (a class, a function) is known from now on."""
+        address = address_of(value)
+        self._add(address, value, address)
+        return address
+
+    def _add(self, address: str, value: Any, owner: str) -> None:
+        try:
+            self._entries[address] = self._convert(value)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{address} is no {self.kind}: {error}") from None
+        self._owners[address] = owner
+
+    def _check_name(self, name: Any) -> None:
+        if not isinstance(name, str) or NAME.fullmatch(name) is None:
+            raise ValueError(f"{shown(name)} cannot name a {self.kind}: expected letters, digits and . _ + = @ -")
+        if name in self._reserved:
+            raise ValueError(f"{shown(name)} cannot name a {self.kind}: rows use it for a reference")
+
+    # ------------------------------------------------------------ what packages offer
+
+    def _offers(self) -> dict[str, EntryPoint]:
+        """Entry points by name, not yet imported. Where two packages offer one name, the second is refused."""
+        if self._offered is None:
+            from importlib.metadata import entry_points
+
+            self._offered = {}
+            for point in sorted(entry_points(group=self.group), key=lambda point: (point.name, _package(point))):
+                if point.name in self._entries:
+                    self._refuse(point, f"{self.owner(point.name)} has a {self.kind} of that name")
+                elif point.name in self._offered and self._offered[point.name].value != point.value:
+                    other = self._offered[point.name]
+                    self._refuse(point, f"{_package(other)} offers a {self.kind} of that name, too")
+                else:
+                    self._offered[point.name] = point
+        return self._offered
+
+    def _load(self, name: str) -> None:
+        """Import what a package offers under this name, if any does."""
+        if is_address(name):
+            return
+        point = self._offers().get(name)
+        if point is None or name in self._entries or name in self._tried:
+            return
+        self._tried.add(name)
+        try:
+            value = point.load()
+        except (Exception, SystemExit) as error:  # whatever somebody else's module raises
+            self._refuse(point, f"importing {point.value} failed with {_in_words(error)}")
+            return
+        try:
+            self._check_name(name)
+            entry = self._convert(value)
+        except (ValueError, TypeError) as error:
+            self._refuse(point, str(error))
+            return
+        if name not in self._entries:  # else its module has registered it
+            self._entries[name], self._owners[name] = entry, _package(point)
+
+    def _refuse(self, point: EntryPoint, why: str) -> None:
+        owner = _package(point)
+        sentence = f"the {self.kind} {point.name!r} of {owner} cannot be used: {why}"
+        self._problems.append(Problem(point.name, owner, sentence))
+
+    def owner(self, name: str) -> str:
+        """Who brought an entry: uat, a package with its version, the module that registered it, or an address."""
+        return self._owners.get(name, OWN if name in self else "nobody")
+
+    def problems(self) -> list[Problem]:
+        """Entries that cannot be used."""
+        list(self)
+        return list(self._problems)
+
+    def refusal(self, name: Any) -> str | None:
+        """Why a name that is not there could be known and is not; None: nobody offers it."""
+        if is_address(name):
+            return f"the {self.kind} {name} is code, which is imported only if you say so: {TRUST}"
+        return next((p.sentence for p in self._problems if p.name == name and name not in self._entries), None)
+
+
+def _package(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else "an unnamed package"
