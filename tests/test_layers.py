@@ -62,7 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "checks": {"settings", *CORE_TYPES},
     "logs": {"settings", *CORE_TYPES, "checks"},
-    "feedback": {"settings", *CORE_TYPES, "checks", "noise", "acting"},
+    "feedback": {"settings", *CORE_TYPES, "checks", "noise", "acting", "domains"},
     "config": {"settings", "registry", *CORE_TYPES, "methods", "domains", "feedback"},
     "recipes": {*CORE_TYPES, "methods", "domains", "config"},
     "runs": {"settings", "files", "lock", "tensor_files", *CORE_TYPES, "methods", "domains", "config", "rows"},

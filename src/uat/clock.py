@@ -40,15 +40,15 @@ class Clock:
 
     reward_lag: int = 1
     reward_scale: float = 1.0
-    extras: tuple[str, ...] = ()
-    """Facts that methods may know."""
+    facts: tuple[str, ...] = ()
+    """Those that methods may know."""
 
     def batch(self, trajectory: Trajectory) -> Batch:
         """Padding may hold anything; a policy finds nothing there."""
         valid = trajectory.valid
-        action = trajectory.action if trajectory.told_action is None else trajectory.told_action
-        reward_BT = _numbers(trajectory.reward if trajectory.told_reward is None else trajectory.told_reward)
-        obs, prev_action, prev_reward = told_by.get()(self, trajectory.obs, action, reward_BT, valid)
+        told = trajectory if trajectory.told is None else trajectory.told
+        reward_BT = _numbers(told.reward)
+        obs, prev_action, prev_reward = told_by.get()(self, trajectory.obs, told.action, reward_BT, valid)
         return Batch(
             obs=obs,
             prev_action=prev_action,
@@ -56,8 +56,8 @@ class Clock:
             target=trajectory.target,
             valid=valid,
             allowed=trajectory.allowed,
-            extras={name: trajectory.facts[name] for name in self.extras},
-            happened=trajectory,
+            facts={name: trajectory.facts[name] for name in self.facts},
+            trajectory=trajectory,
         )
 
     def told(self, obs: Tensor, action: Tensor, reward_BT: Tensor, valid_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,7 +18,7 @@ from uat.engines import kernels
 from uat.engines.kernels import can_tell, fused_operations
 from uat.engines.triton import clock as clock_kernel
 from uat.engines.triton.clock import BLOCK, fused_told
-from uat.episode import Batch, Trajectory
+from uat.episode import Batch, Told, Trajectory
 
 DEVICE = "cuda" if CUDA else "cpu"
 STEPS = 12
@@ -38,7 +38,7 @@ def episodes(shape: tuple[int, ...] = (5, STEPS, 7), *, ids: bool = False) -> Tr
         obs=obs.masked_fill(~valid.view(*steps, *[1] * (len(shape) - 2)), -77 if ids else torch.nan),
         action=torch.randint(0, 9, steps, generator=generator).masked_fill(~valid, 2**40),
         reward=reward.masked_fill(~valid, torch.nan),
-        done=torch.zeros(steps, dtype=torch.bool),
+        terminated=torch.zeros(steps, dtype=torch.bool),
         target=torch.randint(0, 9, steps, generator=generator),
         valid=valid,
     )
@@ -153,10 +153,10 @@ def test_the_clock_hands_on_all_that_the_kernel_needs(monkeypatch: pytest.Monkey
     monkeypatch.setattr(kernels, "compiles", lambda device: True)
     clock, trajectory = Clock(reward_lag=2, reward_scale=-0.3), episodes((5, STEPS), ids=True)
     trajectory.reward = trajectory.reward.nan_to_num(1e30)  # flipped, padding is told, too
-    other = replace(trajectory, told_action=trajectory.action.flip(0), told_reward=trajectory.reward.flip(0) + 1)
-    clicks = replace(trajectory, told_reward=trajectory.reward > 0)
+    other = replace(trajectory, told=Told(action=trajectory.action.flip(0), reward=trajectory.reward.flip(0) + 1))
+    clicks = replace(trajectory, told=Told(action=trajectory.action, reward=trajectory.reward > 0))
     for each in (trajectory, other, clicks):
-        action, reward = each.told_action, each.told_reward
+        action, reward = (None, None) if each.told is None else (each.told.action, each.told.reward)
         expected = clock.told(
             each.obs,
             each.action if action is None else action,
@@ -205,7 +205,7 @@ def test_a_gpu_tells_what_a_cpu_does_and_by_the_kernel(
     assert same(told(batch), expected)
     assert batch.target is moved.target
     assert batch.valid is moved.valid
-    assert batch.happened is moved
+    assert batch.trajectory is moved
 
 
 def test_an_engine_sets_the_kernel_for_as_long_as_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,11 +36,12 @@ def test_fused_steps_are_the_slow_ones(streams: int) -> None:
     torch.testing.assert_close(seen[0], seen[1])
     ended = 0
     for t in range(30):
-        (world, *told), (other, *fused) = (
+        plain, fused = (
             simulator.step(world, action_BT[:, t]) for simulator, world in zip((slow, fast), worlds, strict=True)
         )
-        for a, b in zip(told, fused, strict=True):
-            torch.testing.assert_close(a, b, atol=2e-6, rtol=0)
+        for name in ("obs", "reward_B", "terminated_B"):
+            torch.testing.assert_close(getattr(plain, name), getattr(fused, name), atol=2e-6, rtol=0)
+        world, other = plain.world, fused.world
         for name in ("state_B3", "repeats_B", "ended_B", "last_B"):
             torch.testing.assert_close(getattr(world, name), getattr(other, name), atol=1e-6, rtol=0)
         if t < 29:

@@ -1,4 +1,4 @@
-"""The audit on policies whose answer is known: what each method sees, and nothing else, is what it finds."""
+"""The audit on policies with known results: it finds exactly the channels that each method sees."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def seen(found: Audit) -> set[str]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_is_found_to_see_what_it_says_it_sees(method: str) -> None:
-    """On random weights: methods that declare nothing are blind to the last bit, the others not."""
+    """With random weights, methods that declare no feedback are blind to the last bit; the others are not."""
     policy = build_random(method, served(method), dtype=torch.float32)
     found = uat.audit(policy, episodes=6, draws=1)
     assert seen(found) == {"observation", *policy.sees}
@@ -54,19 +54,19 @@ def test_every_kind_of_problem_is_audited(spec: str) -> None:
 
 
 def test_zero_gates_are_blind_although_the_method_is_not() -> None:
-    """A fresh UAT is Vanilla: blindness is of the function, not of the name."""
+    """A newly initialised UAT computes the same as Vanilla, so the audit must find it blind."""
     policy = build("uat", SPECS["vector-discrete"], dtype=torch.float32)
     found = uat.audit(policy, episodes=4, draws=1)
     assert found.blind
     assert seen(found) == {"observation"}
 
 
-# ---------------------------------------------------------------- somebody else's policy
+# ---------------------------------------------------------------- foreign policies
 
 
 @dataclass
 class Copycat:
-    """Answers with the action that it was told of, as sure as one can be: no torch, no memory, no spec."""
+    """Repeats the previous action with certainty; a plain class without torch, memory or spec."""
 
     sampled: ClassVar[bool] = False
 
@@ -79,14 +79,14 @@ class Copycat:
 
 @dataclass
 class Deaf(Copycat):
-    """Hears rewards above ten alone, which never come."""
+    """Reacts only to rewards above ten, which never occur."""
 
     def step(self, state: None, step: Step) -> tuple[Tensor, None]:
         return (step.prev_reward > 10).float()[:, None] * torch.eye(4)[0], None
 
 
 def test_a_policy_with_two_methods_is_audited_and_divergences_are_known() -> None:
-    """Uniform actions of four, copied: another episode's action differs in three of four steps, by a whole bit."""
+    """Copies one of four uniform actions, so another episode's action differs in 3 of 4 steps, by one bit."""
     spec = Spec(obs=Vector(2), action=Discrete(4), horizon=400)
     found = uat.audit(Copycat(), spec=spec, episodes=40)
     by = {channel.channel: channel for channel in found.channels}
@@ -101,7 +101,7 @@ def test_a_policy_with_two_methods_is_audited_and_divergences_are_known() -> Non
 
 
 def test_a_policy_that_could_hear_is_not_blind_though_it_has_heard_nothing() -> None:
-    """Rewards from nowhere find it; those of the episodes do not."""
+    """Random rewards reveal the dependence; the episodes' own rewards do not."""
     found = uat.audit(Deaf(), spec=Spec(obs=Vector(2), action=Discrete(4), horizon=50), episodes=20)
     assert seen(found) == {"reward"}
     assert found.channels[2].divergence == 0
@@ -135,7 +135,7 @@ def test_the_dark_room_is_feedback_informative_and_the_filter_says_by_what() -> 
 
 
 def test_a_reference_that_reads_whole_episodes_is_told_the_other_feedback_too() -> None:
-    """Short episodes, so that rewards of one can happen in another."""
+    """Short episodes, so that the rewards of one are possible in another."""
     domain = MovieLens(MovieLensConfig(horizon=2, delay=0, users=300, items=300))
     for method, apart in (("vanilla", 0.0), ("uat", 1.0)):
         policy = build_random(method, domain.spec, dtype=torch.float32)
@@ -145,7 +145,7 @@ def test_a_reference_that_reads_whole_episodes_is_told_the_other_feedback_too() 
 
 
 def test_a_channel_that_carries_nothing_makes_no_difference_to_what_is_told(tmp_path: Path, capsys: Any) -> None:
-    """`uat audit` on a run under null feedback: the policy could see, and nothing that it meets changes it."""
+    """`uat audit` on a run under null feedback: the policy can see feedback, but no feedback arrives to change it."""
     settings = {"feedback.reward": "null", "feedback.action": "null", "train.epochs": 2, "domain.horizon": 12}
     run = uat.train(override(recipe("darkroom", "uat", "smoke"), settings), tmp_path / "null", device="cpu")
     main(["audit", str(run.path), "--episodes", "4", "--draws", "1", "--device", "cpu", "--json"])

@@ -1,4 +1,4 @@
-"""Runs that differ by seed alone become one line; the gap is counted from the blind method on the same seeds."""
+"""Runs that differ only by seed become one line; the gap starts at the blind method on the same seeds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from uat.evaluation.tables import difference_rows, score_rows
 from uat.recipes import recipe
 
 BASE = torch.tensor([0.0, 0.1, -0.1, 0.05], dtype=torch.float64)
-"""What makes one episode harder than another, for everybody."""
+"""Difficulty of the episodes, shared by all methods."""
 
 
 def config_of(method: str, seed: int = 0, preset: str = "smoke", changes: dict[str, Any] | None = None) -> RunConfig:
@@ -90,7 +90,7 @@ def test_references_come_once_with_episodes_alone() -> None:
 
 
 def test_episodes_in_which_a_metric_is_undefined_are_left_out_of_every_mean() -> None:
-    """Other episodes for each seed: the mean is the seeds' mean over what each of them defined."""
+    """Each seed leaves other episodes undefined: the mean is that of the seeds' means over their defined episodes."""
     found = runs("uat", [0.6, 0.8])
     found[0].episodes["uat"]["accuracy"][1] = torch.nan
     found[1].episodes["uat"]["accuracy"][2:] = torch.nan
@@ -160,7 +160,7 @@ def test_there_is_no_gap_without_a_ceiling() -> None:
 
 
 def test_a_method_is_held_against_the_blind_one_on_the_same_episodes_and_seeds() -> None:
-    """What is hard for both is no part of their difference: its interval is that of three numbers alike."""
+    """Difficulty shared by both methods cancels in the difference, whose interval is that of three equal numbers."""
     rows = compare([*runs("vanilla", [0.3, 0.4, 0.5]), *runs("uat", [0.6, 0.7, 0.81])])
     [found] = accuracy(rows, "uat").differences
     assert (found.other, found.value) == ("vanilla", pytest.approx((0.3 + 0.3 + 0.31) / 3))
@@ -186,11 +186,11 @@ def test_a_method_is_held_against_the_domains_rivals() -> None:
     assert row.high - row.low > 5 * (high - low)
 
 
-# ---------------------------------------------------------------- what is one line
+# ---------------------------------------------------------------- grouping into lines
 
 
 def test_two_runs_that_differ_in_a_setting_stay_two_lines() -> None:
-    """The same method, task and seed, say with another decay: neither may hide the other."""
+    """Two runs of the same method, task and seed with different settings: neither may hide the other."""
     found = [*runs("uat", [0.25], ceiling=None), *runs("uat", [0.75], {"method.decay": 0.5}, ceiling=None)]
     rows = score_rows(compare(found))
     assert sorted(row["accuracy"][:5] for row in rows) == ["0.250", "0.750"]

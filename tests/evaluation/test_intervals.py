@@ -1,4 +1,4 @@
-"""Intervals: known values, and that they hold the truth as often as they say, where simpler ones do not."""
+"""Intervals have known values and the stated coverage, which simpler intervals do not reach."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_formula_by_hand() -> None:
 
 
 def test_seeds_that_agree_by_luck_leave_the_doubt_about_episodes() -> None:
-    """Both means are 1/2, and neither is known better for it than over other episodes."""
+    """Both seeds' means are 1/2 by chance; the interval is no narrower than the one over other episodes."""
     y_SE = torch.tensor([[0.0, 1.0, 0.0, 1.0], [0.0, 0.0, 1.0, 1.0]])
     by_episode = interval(y_SE.mean(0, keepdim=True))
     assert interval(y_SE) == pytest.approx(by_episode)
@@ -77,7 +77,7 @@ def test_gaps_are_filled_without_moving_a_mean() -> None:
 
 
 def test_an_interval_with_gaps_is_that_of_the_defined_episodes() -> None:
-    """Nearly: the ratio's variance divides by n² where that of a mean of n divides by n (n - 1)."""
+    """Only nearly equal: the ratio's variance divides by n², that of a mean of n values by n (n - 1)."""
     y_E = torch.randn(400, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     gappy_E = y_E.clone()
     gappy_E[::4] = torch.nan
@@ -91,20 +91,20 @@ def test_an_interval_with_gaps_is_that_of_the_defined_episodes() -> None:
 
 
 def pooled(y_SE: Tensor) -> tuple[float, float]:
-    """As if every seed had played episodes of its own."""
+    """The interval for independent episodes of each seed."""
     half = 1.96 * y_SE.std().item() / y_SE.numel() ** 0.5
     return y_SE.mean().item() - half, y_SE.mean().item() + half
 
 
 def over_seeds(y_SE: Tensor) -> tuple[float, float]:
-    """As if the episodes were all there are."""
+    """The interval for fixed episodes."""
     means_S = y_SE.mean(1)
     half = T[2] * means_S.std().item() / len(means_S) ** 0.5
     return means_S.mean().item() - half, means_S.mean().item() + half
 
 
 def coverage(method: Interval, effects: tuple[float, float, float], seeds: int = 3, episodes: int = 60) -> float:
-    """How often the interval holds the true mean, which is zero."""
+    """Share of intervals that contain the true mean, zero."""
     generator, hits, draws = torch.Generator().manual_seed(0), 0, 300
     for _ in range(draws):
         shapes = ((seeds, 1), (1, episodes), (seeds, episodes))
@@ -137,7 +137,7 @@ def test_the_interval_holds_the_truth_with_gaps_that_differ_from_seed_to_seed() 
 
 @pytest.mark.parametrize("block", [2.0, 5.0])
 def test_blocks_give_the_variance_that_the_stationary_bootstrap_draws(block: float) -> None:
-    """Resampled by hand: go on to the next episode (round a circle), or jump with probability 1 / block."""
+    """An explicit stationary bootstrap: go on with the next episode (on a circle), or jump with probability 1/block."""
     rng, count, draws = np.random.default_rng(0), 40, 20_000
     y = np.convolve(rng.normal(size=count + 3), np.ones(4), "valid")
     jump = rng.random((draws, count)) < 1 / block
@@ -180,7 +180,7 @@ def test_a_p_value_is_the_level_at_which_the_interval_reaches_zero(seeds: int, b
 
 
 def test_without_a_difference_p_values_are_uniform_also_for_episodes_that_follow_each_other() -> None:
-    """As many below 5 % as should be, a little more since blocks of 10 do not know all of the memory."""
+    """About 5 % of p values lie below 5 %; a few more, since blocks of 10 do not capture the whole autocorrelation."""
     generator, low = torch.Generator().manual_seed(0), 0
     x_RE = torch.randn(200, 500, generator=generator, dtype=torch.float64)
     y_RE = x_RE.clone()

@@ -1,4 +1,4 @@
-"""Scores: rows with the contract's keys, references worked out once, and numbers that no batch size moves."""
+"""Scores: rows have the documented keys, references are computed once, and the batch size changes no number."""
 
 from __future__ import annotations
 
@@ -159,12 +159,12 @@ def test_a_policy_handed_on_without_its_training_is_finished(run: Run) -> None:
     assert evaluate(run, references=False, device="cpu").finished
 
 
-# ---------------------------------------------------------------- references are worked out once
+# ---------------------------------------------------------------- references are computed once
 
 
 @pytest.fixture
 def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows whenever the filter starts to play."""
+    """A list that grows whenever the filter starts to play."""
     seen: list[int] = []
     start = DarkRoomFilter.init_state
 
@@ -302,7 +302,7 @@ def test_columns_are_aligned_text() -> None:
 
 
 class Overwriting:
-    """A player whose every play writes over the last one's result, as a captured rollout does."""
+    """A player that overwrites the previous result at every play, as a captured rollout does."""
 
     def __init__(self) -> None:
         self.ids = torch.zeros(4, dtype=torch.float64)
@@ -312,6 +312,6 @@ class Overwriting:
 
 
 def test_metrics_outlive_the_next_play() -> None:
-    """Also those that are float64 already, so that nothing converts, and thereby copies, them."""
+    """Including float64 results, which no conversion copies."""
     found = play_all(cast(Any, Overwriting()), 10, 0, cast(Any, lambda ids: {"id": ids}), at_once=4)
     assert found["id"].tolist() == list(range(10))

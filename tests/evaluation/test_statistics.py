@@ -1,4 +1,4 @@
-"""Paired differences, corrections for many of them, and means over tasks: answers known from mathematics."""
+"""Paired differences, multiple-comparison corrections and means over tasks, against known answers."""
 
 from __future__ import annotations
 

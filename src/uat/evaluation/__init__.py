@@ -1,4 +1,4 @@
-"""Evaluation: runs become rows, rows become tables and pages; policies are audited and looked into."""
+"""Evaluation: scores of runs as rows, their comparison and intervals, tables, and audits of policies."""
 
 from uat.evaluation.auditing import audit
 from uat.evaluation.scores import evaluate

@@ -1,21 +1,20 @@
-"""An audit of any policy: is it feedback-blind, and how much do its decisions hang on each channel?
+"""Audit any policy: is it feedback-blind, and how much do its decisions depend on each channel?
 
-By the paper's two definitions, on pairs of histories that share every observation and differ in feedback alone:
+The paper defines two properties by pairs of histories that share every observation and differ only in feedback:
 
-  a policy is feedback-blind         if no such pair changes its representation or its answer
-  a process is feedback-informative  if some such pair, both of which can happen, changes the best decision
+  a policy is feedback-blind         if no such pair changes its representation or its output
+  a process is feedback-informative  if some such pair, with both histories possible, changes the best decision
 
-The best decision is that of the domain's Bayes filter, and a history can happen if the filter's posterior exists. The
-second histories of the pairs take their feedback from another episode, whole, and from nowhere (any action, rewards
-of any size), so that a policy which has learnt to ignore feedback and one that cannot see it are told apart from one
-that merely meets none.
+The best decision is that of the domain's Bayes filter, and a history is possible if the filter's posterior exists. The
+second history of each pair takes its feedback from another episode, or from random values (any action, rewards of any
+size). The random values show whether a policy cannot see feedback, or only happened to see no informative feedback.
 
-How much decisions hang on a channel (observation, action, reward) is measured by resampling: the channel of each
-episode is taken from another one. At every real step the Jensen-Shannon divergence between the action distributions
-before and after, in bits, lies between 0 (nothing changes) and 1 (nothing stays).
+The dependence of decisions on a channel (observation, action, reward) is measured by resampling: the channel of each
+episode is replaced by that of another one. At every real step, the Jensen-Shannon divergence in bits between the action
+distributions before and after lies between 0 (identical) and 1 (disjoint).
 
-Any object with the two methods of `Agent` can be audited: `init_state` and `step`. One that also has `features` shows
-its representation R_t.
+Any object with the two methods of `Agent`, `init_state` and `step`, can be audited. If it also has `features`, its
+representation R_t is compared as well.
 
 Axes: B episodes, T time, A actions.
 """
@@ -26,17 +25,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import torch
 from torch import Tensor
 
-from uat.acting import look, rollout
-from uat.contracts import Agent, Reader, Recording, Simulator
+from uat.acting import rollout
+from uat.contracts import Agent, Reader, Recording, Simulator, Worlds
 from uat.domains import split_seed
 from uat.episode import Batch, Step, Trajectory, episode_mean
 from uat.evaluation.intervals import interval
 from uat.evaluation.scores import CEILING
+from uat.methods import Policy
 from uat.noise import gumbel
 from uat.runs import Run, load_policy
 from uat.settings import Between, Seed, checked
@@ -47,53 +47,53 @@ from uat.training.surroundings import pick_device
 CHANNELS = ("observation", "action", "reward")
 FEEDBACK = ("action", "reward")
 FIELDS = {"observation": "obs", "action": "prev_action", "reward": "prev_reward"}
-"""Where a channel lies in a batch."""
-HAPPENED = {"observation": "obs", "action": "action", "reward": "reward"}
-"""Where it lies in a trajectory."""
+"""The field of a batch that holds each channel."""
+EARNED = {"observation": "obs", "action": "action", "reward": "reward"}
+"""The field of a trajectory that holds each channel."""
 LOUD = 3.0
-"""Rewards from nowhere are normal numbers of so many times the largest one that was told."""
+"""Scale of random rewards, relative to the largest observed reward."""
 WITNESSING = 16
-"""Episodes in which the reference is asked: an exact filter is slow, and one witness would do."""
+"""Number of episodes in which the reference is evaluated: an exact filter is slow, and one witness is enough."""
 MOST_AUDITED, MOST_DRAWS = 65_536, 1_000
-"""Episodes, all held in memory, and how often each channel is resampled."""
+"""Limits of the number of episodes, all held in memory, and of the resampling draws per channel."""
 SURE = 1e-6
-"""By how much the score of the best action must exceed that of another decision, for the two to differ."""
+"""Margin by which the best action's score must exceed the other decision's for the two to count as different."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dependence:
-    """What one channel does to decisions."""
+    """Dependence of decisions on one channel."""
 
     channel: str
     seen: bool
-    """Whether any change of this channel alone changes any answer."""
+    """Whether any change of this channel alone changes any output."""
     divergence: float
     """Mean Jensen-Shannon divergence of action distributions when the channel is resampled, in bits."""
     low: float
     high: float
-    """Its 95 % interval over episodes."""
+    """95 % interval of the divergence over episodes."""
     changed: float
-    """Share of decisions that change: of arg-max actions, or of the weight that moves elsewhere."""
+    """Share of decisions that change: share of arg-max actions, or share of the weight that is moved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """What an audit found."""
+    """Result of an audit."""
 
     blind: bool
-    """Whether feedback changed neither representation nor answer, in any pair of histories."""
+    """Whether feedback changed neither representation nor output in any pair of histories."""
     largest: float
-    """The largest change of a number in representations and answers that feedback made; 0 for the blind."""
+    """Largest change that feedback caused in any number of a representation or output; 0 for a blind policy."""
     channels: tuple[Dependence, ...]
     episodes: int
     steps: int
-    """Real steps that were looked at."""
+    """Number of real (not padded) steps."""
     informative: bool | None
-    """Whether some pair of possible histories has two best decisions; None: nobody was there to say."""
+    """Whether some pair of possible histories has two different best decisions; None without a reference."""
     witnesses: int
-    """How many such pairs were found."""
+    """Number of such pairs."""
     told_apart: float | None
-    """In which share of the witnesses the policy's answers differ; None without witnesses."""
+    """Share of the witnesses for which the policy's outputs differ; None without witnesses."""
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per channel."""
@@ -113,8 +113,16 @@ class Audit:
         )
 
 
+class Stepping(Protocol):
+    """A policy of anybody's: these two methods are all that an audit asks for."""
+
+    def init_state(self, streams: int, capacity: int, device: torch.device | str) -> Any: ...
+
+    def step(self, state: Any, step: Step) -> tuple[Tensor, Any]: ...
+
+
 def audit(
-    policy: Agent[Any],
+    policy: Stepping,
     histories: Simulator[Any] | Recording | Trajectory | None = None,
     *,
     spec: Spec | None = None,
@@ -125,12 +133,12 @@ def audit(
     device: torch.device | str = "cpu",
     threads: int | None = None,
 ) -> Audit:
-    """Audit a policy, ours or anybody's (see the module).
+    """Audit a policy of this library or any other (see the module's docstring).
 
-    histories: a simulator, in which the policy plays; recorded or logged episodes; unset: random ones. They should
-        look like what the policy meets, since divergences are means over them.
-    spec: the decision problem, for policies that do not say `.spec`.
-    reference: who decides best, to say whether the process is feedback-informative: a domain's Bayes filter.
+    histories: a simulator in which the policy plays, or recorded or logged episodes; by default random episodes. They
+        should resemble the policy's real inputs, since divergences are means over them.
+    spec: the decision problem, for policies without a `.spec`.
+    reference: an optimal agent, such as a domain's Bayes filter, to decide whether the process is feedback-informative.
     draws: how often each channel is resampled.
     threads: CPU threads; unset: UAT_THREADS, or one.
     """
@@ -139,7 +147,7 @@ def audit(
 
 
 def _audit(
-    policy: Agent[Any],
+    policy: Stepping,
     histories: Simulator[Any] | Recording | Trajectory | None,
     spec: Spec | None,
     reference: Agent[Any] | Reader | None,
@@ -148,23 +156,21 @@ def _audit(
     seed: int,
     device: torch.device | str,
 ) -> Audit:
-    spec = spec or getattr(policy, "spec", None) or getattr(histories, "spec", None)
-    if spec is None:
-        raise ValueError("audit: this policy has no spec; name the decision problem with spec=")
+    spec = spec or _spec_of(policy, histories)
     checked(episodes, Annotated[int, Between(2, MOST_AUDITED)], "audit: episodes")
     checked(draws, Annotated[int, Between(1, MOST_DRAWS)], "audit: draws")
     checked(seed, Seed, "audit: seed")
     if isinstance(policy, torch.nn.Module):
         policy.eval()
     if isinstance(histories, Trajectory):
-        happened = histories.to(device)
+        trajectory = histories.to(device)
     elif histories is None:
-        happened = random_histories(spec, episodes, seed).to(device)
+        trajectory = random_histories(spec, episodes, seed).to(device)
     else:
-        happened = play(policy, histories, episodes, seed)
-    if len(happened.valid) < 2:
-        raise ValueError("audit: one episode has no other to take feedback from; bring at least two")
-    return _Auditor(policy, spec, happened, draws, torch.Generator().manual_seed(seed)).audit(reference)
+        trajectory = play(policy, histories, episodes, seed)
+    if len(trajectory.valid) < 2:
+        raise ValueError("audit: histories holds 1 episode; at least 2 are needed to exchange feedback between them")
+    return _Auditor(policy, spec, trajectory, draws, torch.Generator().manual_seed(seed)).audit(reference)
 
 
 def audit_run(
@@ -175,7 +181,7 @@ def audit_run(
     device: torch.device | str | None = None,
     threads: int | None = None,
 ) -> Audit:
-    """Audit a run's policy on test worlds of its domain, beside the domain's Bayes filter where there is one."""
+    """Audit a run's policy on test worlds of its domain, with the domain's Bayes filter as reference if it has one."""
     run, chosen = run if isinstance(run, Run) else Run.open(run), pick_device(device)
     with cpu_threads(threads):
         domain = run.config.build_domain()
@@ -185,12 +191,22 @@ def audit_run(
         return audit(policy, worlds, reference=filter_, episodes=episodes, draws=draws, seed=seed, device=chosen)
 
 
+def _spec_of(policy: Stepping, histories: Simulator[Any] | Recording | Trajectory | None) -> Spec:
+    if isinstance(policy, Policy):
+        return policy.spec
+    if isinstance(histories, Worlds):
+        return histories.spec
+    raise ValueError("audit: this policy has no spec; name the decision problem with spec=")
+
+
 # ---------------------------------------------------------------- histories
 
 
-def play(policy: Agent[Any], simulator: Simulator[Any] | Recording, episodes: int, seed: int) -> Trajectory:
-    """What a policy meets where it samples its actions: feedback differs more than under its arg-max. Nobody plays
-    recorded episodes."""
+def play(policy: Stepping, simulator: Simulator[Any] | Recording, episodes: int, seed: int) -> Trajectory:
+    """Episodes of a policy that samples its actions, since feedback then varies more than under arg-max actions.
+
+    A recording returns its own episodes.
+    """
     spec, ids = simulator.spec, torch.arange(episodes)
     noise, gumbel_BTA = simulator.noise(ids, seed), None
     if isinstance(simulator, Recording):
@@ -199,11 +215,13 @@ def play(policy: Agent[Any], simulator: Simulator[Any] | Recording, episodes: in
         device = next(iter(noise.values())).device
         flat = gumbel(seed, "audit", ids.to(device), spec.horizon * spec.action.count)
         gumbel_BTA = flat.view(-1, spec.horizon, spec.action.count).float()
+    if not isinstance(policy, Agent):
+        raise ValueError(f"audit: {type(policy).__name__} is no uat.contracts.Agent, and cannot play in a simulator")
     return rollout(policy, simulator, noise, gumbel_BTA)
 
 
 def random_histories(spec: Spec, episodes: int, seed: int) -> Trajectory:
-    """Whole episodes in which everything is drawn at random: normal numbers, and ids that are equally likely."""
+    """Episodes of full length drawn at random: normal numbers, and uniformly distributed ids."""
     generator, shape = torch.Generator().manual_seed(seed), (episodes, spec.horizon)
     match spec.obs:
         case Vector(width):
@@ -214,9 +232,9 @@ def random_histories(spec: Spec, episodes: int, seed: int) -> Trajectory:
             obs = torch.randint(count, shape, generator=generator)
     action, valid = any_actions(spec, shape, generator), torch.ones(shape, dtype=torch.bool)
     reward = torch.randn(shape, generator=generator) / spec.reward_scale
-    done = torch.zeros_like(valid)
-    facts = {name: torch.rand(*shape, *inner, generator=generator) + 0.5 for name, inner in spec.extras.items()}
-    return Trajectory(obs=obs, action=action, reward=reward, done=done, target=action, valid=valid, facts=facts)
+    never = torch.zeros_like(valid)
+    facts = {name: torch.rand(*shape, *inner, generator=generator) + 0.5 for name, inner in spec.facts.items()}
+    return Trajectory(obs=obs, action=action, reward=reward, terminated=never, target=action, valid=valid, facts=facts)
 
 
 def any_actions(spec: Spec, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -229,8 +247,8 @@ def any_actions(spec: Spec, shape: tuple[int, ...], generator: torch.Generator) 
 
 
 @torch.no_grad()
-def answers(agent: Agent[Any], batch: Batch, facts: dict[str, Tensor] | None = None) -> Tensor:
-    """Logits (B, T, A) of histories that are told step by step; facts: what a reference may look at."""
+def answers(agent: Stepping, batch: Batch, facts: dict[str, Tensor] | None = None) -> Tensor:
+    """Logits (B, T, A) of an agent that is fed the histories step by step; `facts` are for references only."""
     (streams, steps), device = batch.valid.shape, batch.valid.device
     state, logits = agent.init_state(streams, steps, device), []
     for t in range(steps):
@@ -241,14 +259,15 @@ def answers(agent: Agent[Any], batch: Batch, facts: dict[str, Tensor] | None = N
             first=torch.full((streams,), t == 0, device=device),
             allowed=None if batch.allowed is None else batch.allowed[:, t],
         )
-        state = look(agent, state, {name: value[:, t] for name, value in (facts or {}).items()})
+        if facts is not None and isinstance(agent, Agent):
+            state = agent.look(state, {name: value[:, t] for name, value in facts.items()})
         logits_BA, state = agent.step(state, step)
         logits.append(logits_BA)
     return torch.stack(logits, dim=1)
 
 
 def divergence(p_logits: Tensor, q_logits: Tensor) -> Tensor:
-    """(...) Jensen-Shannon divergence of two softmaxes over the last axis, in bits: 0 where equal, at most 1."""
+    """Jensen-Shannon divergence (...) of two softmaxes over the last axis, in bits: 0 if equal, at most 1."""
     p, q = p_logits.double().softmax(-1), q_logits.double().softmax(-1)
     middle = (p + q) / 2
     nats = (torch.xlogy(p, p) + torch.xlogy(q, q)) / 2 - torch.xlogy(middle, middle)
@@ -256,21 +275,23 @@ def divergence(p_logits: Tensor, q_logits: Tensor) -> Tensor:
 
 
 def moved(p_logits: Tensor, q_logits: Tensor, spec: Spec) -> Tensor:
-    """(...) how much of what is done changes: whether the arg-max does, or which share of the weights."""
+    """Change of the decision (...): 1 if the arg-max action changes, or the share of the weights that is moved."""
     if isinstance(spec.action, Discrete):
         return (p_logits.argmax(-1) != q_logits.argmax(-1)).double()
     return (p_logits.double().softmax(-1) - q_logits.double().softmax(-1)).abs().sum(-1) / 2
 
 
 def difference(x: Tensor, y: Tensor) -> Tensor:
-    """(B, T) the largest difference of each step; a masked action has none."""
-    both = torch.where(x == y, 0.0, (x - y).abs())  # equal infinities differ by nothing
-    return both.flatten(2).amax(-1)
+    """Largest absolute difference at each step (B, T); masked actions do not differ."""
+    distance = torch.where(x == y, 0.0, (x - y).abs())  # 0 for equal infinities, whose difference is NaN
+    return distance.flatten(2).amax(-1)
 
 
 def two_decisions(p: Tensor, q: Tensor) -> Tensor:
-    """(B, T) whether the best actions differ, each better than the other's by more than rounding; False where either
-    history cannot be, so that its scores are not numbers."""
+    """Whether the best actions differ (B, T), each better than the other by more than rounding.
+
+    False where either history is impossible, which makes its scores NaN.
+    """
     best_p, best_q = p.argmax(-1, keepdim=True), q.argmax(-1, keepdim=True)
     prefers_p = p.gather(-1, best_p) - p.gather(-1, best_q) > SURE
     prefers_q = q.gather(-1, best_q) - q.gather(-1, best_p) > SURE
@@ -278,7 +299,7 @@ def two_decisions(p: Tensor, q: Tensor) -> Tensor:
 
 
 def by_step(measure: Callable[[Tensor, Tensor], Tensor], p: Tensor, q: Tensor) -> Tensor:
-    """(B, T) a measure of two (B, T, A), one step at a time: the actions may be many."""
+    """Apply a measure of two tensors (B, T, A) step by step, since A may be large; returns (B, T)."""
     return torch.stack([measure(p[:, t], q[:, t]) for t in range(p.shape[1])], dim=1)
 
 
@@ -287,23 +308,23 @@ def by_step(measure: Callable[[Tensor, Tensor], Tensor], p: Tensor, q: Tensor) -
 
 @dataclass(frozen=True, slots=True)
 class _Auditor:
-    policy: Agent[Any]
+    policy: Stepping
     spec: Spec
-    happened: Trajectory
+    trajectory: Trajectory
     draws: int
     generator: torch.Generator
 
     def audit(self, reference: Agent[Any] | Reader | None) -> Audit:
-        batch = self.spec.clock.batch(self.happened)
+        batch = self.spec.clock.batch(self.trajectory)
         before = answers(self.policy, batch)
-        found = {channel: self._dependence(channel, batch, before) for channel in CHANNELS}
-        largest = max(found[channel][1] for channel in FEEDBACK)
+        results = {channel: self._dependence(channel, batch, before) for channel in CHANNELS}
+        largest = max(results[channel][1] for channel in FEEDBACK)
         pairs = self._witnesses(reference) if reference is not None else []
         witnesses, apart = sum(count for count, _ in pairs), sum(apart for _, apart in pairs)
         return Audit(
             blind=largest == 0.0,
             largest=largest,
-            channels=tuple(dependence for dependence, _ in found.values()),
+            channels=tuple(dependence for dependence, _ in results.values()),
             episodes=len(batch.valid),
             steps=int(batch.valid.sum()),
             informative=None if reference is None else witnesses > 0,
@@ -312,8 +333,8 @@ class _Auditor:
         )
 
     def _dependence(self, channel: str, batch: Batch, before: Tensor) -> tuple[Dependence, float]:
-        """What the channel does, and the largest change that it makes anywhere."""
-        bits, changed, largest = [], [], self._from_nowhere(channel, batch, before) if channel in FEEDBACK else 0.0
+        """Dependence on the channel, and the largest change of any output."""
+        bits, changed, largest = [], [], self._random_change(channel, batch, before) if channel in FEEDBACK else 0.0
         for partner_B in self._partners(batch):
             other = exchanged(batch, (channel,), partner_B)
             after = answers(self.policy, other)
@@ -322,7 +343,7 @@ class _Auditor:
             largest = max(largest, torch.where(other.valid, difference(before, after), 0.0).max().item())
         bits_B = torch.stack(bits).mean(0).cpu()
         low, high = interval(bits_B[None])
-        found = Dependence(
+        dependence = Dependence(
             channel=channel,
             seen=largest > 0,
             divergence=bits_B.mean().item(),
@@ -330,43 +351,43 @@ class _Auditor:
             high=high,
             changed=torch.stack(changed).mean().item(),
         )
-        return found, largest
+        return dependence, largest
 
     @torch.no_grad()
-    def _from_nowhere(self, channel: str, batch: Batch, before: Tensor) -> float:
-        """The largest change of representation or answer under feedback that has nothing to do with the episode."""
-        other = replace(batch, **{FIELDS[channel]: self._loud(channel, batch)})
+    def _random_change(self, channel: str, batch: Batch, before: Tensor) -> float:
+        """Largest change of representation or output under random feedback, unrelated to the episode."""
+        other = replace(batch, **{FIELDS[channel]: self._random_feedback(channel, batch)})
         changes = [difference(before, answers(self.policy, other))]
-        if features := getattr(self.policy, "features", None):
-            changes.append(difference(features(batch), features(other)))
+        if isinstance(self.policy, Policy):
+            changes.append(difference(self.policy.features(batch), self.policy.features(other)))
         return max(torch.where(batch.valid, change, 0.0).max().item() for change in changes)
 
-    def _loud(self, channel: str, batch: Batch) -> Tensor:
-        """Any action, or rewards of any size, wherever something may have been told."""
+    def _random_feedback(self, channel: str, batch: Batch) -> Tensor:
+        """Random actions, or large random rewards, at every step that can have received feedback."""
         shape = (batch.valid.shape[0], batch.valid.shape[1])
         if channel == "action":
-            told, values, lag = batch.prev_action, any_actions(self.spec, shape, self.generator), 1
+            original, values, lag = batch.prev_action, any_actions(self.spec, shape, self.generator), 1
         else:
-            told, lag = batch.prev_reward, self.spec.reward_lag
-            values = torch.randn(shape, generator=self.generator) * LOUD * max(1.0, told.abs().max().item())
-        changed = told.clone()
-        changed[:, lag:] = values[:, lag:].to(told)
+            original, lag = batch.prev_reward, self.spec.reward_lag
+            values = torch.randn(shape, generator=self.generator) * LOUD * max(1.0, original.abs().max().item())
+        changed = original.clone()
+        changed[:, lag:] = values[:, lag:].to(original)
         return changed
 
     def _partners(self, batch: Batch) -> Iterator[Tensor]:
-        """(B,) for each draw, whose channel every episode is given: never its own."""
+        """For each draw, the episode (B,) from which every episode takes the channel, never itself."""
         for _ in range(self.draws):
             order = torch.randperm(len(batch.valid), generator=self.generator)
             partner_B = torch.empty_like(order)
-            partner_B[order] = order.roll(1)  # one cycle through all
+            partner_B[order] = order.roll(1)  # one cycle through all episodes
             yield partner_B.to(batch.valid.device)
 
     def _witnesses(self, reference: Agent[Any] | Reader) -> list[tuple[int, int]]:
-        """How often the reference decides otherwise after other feedback, and how often of these the policy answers
-        otherwise too. The reference is told what happened; the policy what its channel tells."""
-        few = self.happened.map(lambda x: x[:WITNESSING])
+        """Per exchange of feedback: how often the reference's decision changes, and in how many of these cases the
+        policy's output changes too. The reference sees the true feedback, the policy what its channel delivers."""
+        few = self.trajectory.map(lambda x: x[:WITNESSING])
         told = self.spec.clock.batch(few)
-        truth = self.spec.clock.batch(replace(few, told_action=None, told_reward=None))
+        truth = self.spec.clock.batch(replace(few, told=None))
         best, before, found = decisions(reference, truth, few.facts), answers(self.policy, told), []
         last_B1 = told.valid.sum(1, keepdim=True) - 1
         for channels in (("action",), ("reward",), FEEDBACK):
@@ -374,25 +395,27 @@ class _Auditor:
                 other_truth, other_told = (exchanged(batch, channels, partner_B) for batch in (truth, told))
                 differ = two_decisions(best, decisions(reference, other_truth, few.facts))
                 answered_BT = difference(before, answers(self.policy, other_told)) > 0
-                if differ.shape[1] < answered_BT.shape[1]:  # the reference was asked at the last step alone
+                if differ.shape[1] < answered_BT.shape[1]:  # the reference gives scores of the last step only
                     differ = torch.zeros_like(answered_BT).scatter(1, last_B1, differ)
                 differ_BT = differ & other_told.valid
                 found.append((int(differ_BT.sum()), int((differ_BT & answered_BT).sum())))
         return found
 
 
-def decisions(reference: Any, batch: Batch, facts: dict[str, Tensor]) -> Tensor:
-    """Scores (B, T, A) of who decides best; (B, 1, A) of one that reads whole episodes and is asked at their ends."""
-    if hasattr(reference, "step"):
+def decisions(reference: Agent[Any] | Reader, batch: Batch, facts: dict[str, Tensor]) -> Tensor:
+    """Scores (B, T, A) of the reference; (B, 1, A) if it reads whole episodes and scores only their last steps."""
+    if isinstance(reference, Agent):
         return answers(reference, batch, facts)
     return reference.read(batch).every(slice(None))[:, None]
 
 
 def exchanged(batch: Batch, channels: tuple[str, ...], partner_B: Tensor) -> Batch:
-    """Some channels of another episode each, and the steps that are real in both. What happened goes along, for
-    references that read it there."""
+    """Replace channels by those of a partner episode; `valid` keeps the steps that are real in both.
+
+    The true feedback in `trajectory` is exchanged as well, for references that read it.
+    """
     taken: dict[str, Any] = {FIELDS[channel]: getattr(batch, FIELDS[channel])[partner_B] for channel in channels}
-    if batch.happened is not None:
-        own = {HAPPENED[channel]: getattr(batch.happened, HAPPENED[channel])[partner_B] for channel in channels}
-        taken["happened"] = replace(batch.happened, **own)
+    if batch.trajectory is not None:
+        own = {EARNED[channel]: getattr(batch.trajectory, EARNED[channel])[partner_B] for channel in channels}
+        taken["trajectory"] = replace(batch.trajectory, **own)
     return replace(batch, valid=batch.valid & batch.valid[partner_B], **taken)

@@ -1,5 +1,5 @@
-"""Runs beside each other: those that differ by seed alone become one, with its interval, the gap that it closes, and
-its differences from the blind method and from the domain's rivals, episode by episode and seed by seed."""
+"""Compare runs. Runs that differ only by seed become one summary with its interval, the share of the gap that it
+closes, and its paired differences from the blind method and from the domain's rivals."""
 
 from __future__ import annotations
 
@@ -9,26 +9,25 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from uat.domains import rivals
 from uat.evaluation.intervals import LEVEL, Spread, filled, interval
 from uat.evaluation.scores import BLIND, CEILING, Evaluation, gap_closed, variant_of
 from uat.runs import describe
 
 Place = tuple[str, str, str, str, int]
-"""Domain, task, the domain's setting, split and number of episodes: numbers of one place may be compared."""
+"""Domain, task, the domain's setting, split and number of episodes. Only numbers of the same place are comparable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """How much more of a metric a method has than another, on the same episodes, and the same seeds if it has any."""
+    """Paired difference of a metric between two methods, on the same episodes and (if both have any) seeds."""
 
     other: str
     value: float
     low: float
     high: float
-    """95 % interval of the difference (intervals.py), which knows what both have in common."""
+    """95 % interval of the paired difference (intervals.py)."""
     p: float
-    """The level at which that interval just reaches zero."""
+    """The p value: the level at which the interval just reaches zero."""
 
     @property
     def significant(self) -> bool:
@@ -37,7 +36,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """One metric of one method in one task, over runs that differ by seed alone."""
+    """One metric of one method in one task, over runs that differ only by seed."""
 
     method: str
     preset: str
@@ -49,32 +48,32 @@ class Summary:
     value: float
     """Mean over seeds and episodes."""
     std: float | None
-    """Deviation of the seeds' means; None for a single seed, and for references."""
+    """Standard deviation of the seeds' means; None for a single seed and for references."""
     low: float
     high: float
-    """95 % interval over seeds and episodes (intervals.py); over episodes alone where there are not several seeds."""
+    """95 % interval over seeds and episodes (intervals.py); over episodes only, without several seeds."""
     gap_closed: float | None
-    """Share of the way from the blind method, on the same seeds, to the ceiling; None where either is missing."""
+    """Share of the gap between the blind method, on the same seeds, and the ceiling; None if either is missing."""
     differences: tuple[Difference, ...]
-    """From the blind method on the same seeds, and from each of the domain's rivals, where they are there."""
+    """Differences from the blind method on the same seeds and from each of the domain's rivals, as far as available."""
     n: int
     """Episodes, the same for every seed."""
     seeds: tuple[int, ...]
     """Empty for references."""
     runs: tuple[str, ...]
     finished: bool
-    """Whether every training had come to its end."""
+    """Whether every run's training is complete."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Group:
-    """Runs of one kind, or a reference."""
+    """Runs that differ only by seed, or a reference."""
 
     place: Place
     method: str
     preset: str = ""
     variant: tuple[str, ...] = ()
-    """Settings of method and training that are not the recipe's."""
+    """Settings of method and training that differ from the recipe."""
     runs: dict[int, str]
     """Seed -> identity; empty for references."""
     episodes: dict[int, dict[str, Tensor]]
@@ -83,18 +82,18 @@ class Group:
     block: float = 1.0
     """Mean length of the blocks in which episodes are resampled."""
     rivals: tuple[str, ...] = ()
-    """References that it is held against."""
+    """References that the runs are compared with."""
     headline: str = ""
     """The domain's first metric."""
 
     @property
     def setting(self) -> str:
-        """What differs from the recipe, as in the rows."""
+        """Differences from the recipe, as in the column "setting"."""
         domain = self.place[2]
         return ",".join([*([] if domain == "default" else [domain]), *self.variant]) or "default"
 
     def values(self, metric: str) -> Tensor:
-        """(S, E), where a metric is not defined so filled that every seed's mean stays."""
+        """The metric per seed and episode (S, E); undefined values are filled so that every seed keeps its mean."""
         return filled(torch.stack([metrics[metric] for metrics in self.episodes.values()]))
 
     def mean(self, metric: str) -> float:
@@ -104,9 +103,9 @@ class Group:
         return replace(self, runs={s: self.runs[s] for s in seeds}, episodes={s: self.episodes[s] for s in seeds})
 
 
-def compare(found: Sequence[Evaluation], *, each: bool = False) -> list[Summary]:
-    """One row per method, task and metric; with `each`, also those of every single run, after its group's."""
-    runs, references = run_groups(found), reference_groups(found)
+def compare(evaluations: Sequence[Evaluation], *, each: bool = False) -> list[Summary]:
+    """One summary per method, task and metric; `each` adds the summaries of the single runs after those of a group."""
+    runs, references = run_groups(evaluations), reference_groups(evaluations)
     rows: list[Summary] = []
     for group in sorted([*runs, *references], key=lambda group: (*group.place, group.method, group.preset)):
         singles = [group.only([seed]) for seed in group.runs] if each and len(group.runs) > 1 else []
@@ -117,9 +116,10 @@ def compare(found: Sequence[Evaluation], *, each: bool = False) -> list[Summary]
     return rows
 
 
-def run_groups(found: Sequence[Evaluation]) -> list[Group]:
+def run_groups(evaluations: Sequence[Evaluation]) -> list[Group]:
+    """Group runs that differ only by seed."""
     groups: dict[tuple[Place, str], Group] = {}
-    for one in sorted(found, key=lambda one: one.config.seed):
+    for one in sorted(evaluations, key=lambda one: one.config.seed):
         config, key = one.config, (place_of(one), one.config.kind())
         domain = config.build_true_domain()
         old = groups.get(key) or Group(
@@ -130,7 +130,7 @@ def run_groups(found: Sequence[Evaluation]) -> list[Group]:
             runs={},
             episodes={},
             block=one.block,
-            rivals=rivals(domain),
+            rivals=domain.rivals,
             headline=domain.metrics[0].name,
         )
         if config.seed in old.runs:
@@ -144,14 +144,14 @@ def run_groups(found: Sequence[Evaluation]) -> list[Group]:
     return list(groups.values())
 
 
-def reference_groups(found: Sequence[Evaluation]) -> list[Group]:
-    """They belong to the domain: the same numbers, from whichever run they come."""
+def reference_groups(evaluations: Sequence[Evaluation]) -> list[Group]:
+    """One group per reference. References belong to the domain, so their numbers are equal in every run."""
     return list(
         {
             (place_of(one), method): Group(
                 place=place_of(one), method=method, runs={}, episodes={0: metrics}, block=one.block
             )
-            for one in found
+            for one in evaluations
             for method, metrics in one.episodes.items()
             if method != one.config.method_name
         }.values()
@@ -164,13 +164,15 @@ def place_of(one: Evaluation) -> Place:
 
 
 def find_blind(group: Group, runs: Sequence[Group]) -> Group | None:
-    """The blind method's runs of the same place, preset and seeds, and of the same settings where there are such;
-    None if some seeds are missing, or several kinds fit."""
-    fit = [g for g in runs if (g.method, g.place, g.preset) == (BLIND, group.place, group.preset)]
-    fit = [g for g in fit if g.variant == group.variant] or fit
-    if len(fit) != 1 or not fit[0].runs.keys() >= group.runs.keys():
+    """Runs of the blind method with the same place, preset and seeds, and the same settings if there are any.
+
+    None if seeds are missing or several groups match.
+    """
+    matches = [g for g in runs if (g.method, g.place, g.preset) == (BLIND, group.place, group.preset)]
+    matches = [g for g in matches if g.variant == group.variant] or matches
+    if len(matches) != 1 or not matches[0].runs.keys() >= group.runs.keys():
         return None
-    return fit[0].only(list(group.runs))
+    return matches[0].only(list(group.runs))
 
 
 def find_reference(name: str, group: Group, references: Sequence[Group]) -> Group | None:
@@ -178,10 +180,10 @@ def find_reference(name: str, group: Group, references: Sequence[Group]) -> Grou
 
 
 def difference(group: Group, other: Group, metric: str) -> Difference:
-    """Paired: of every episode, and of every seed where the other has the same; a reference is the same for all."""
-    found = Spread.of(group.values(metric) - other.values(metric), group.block)
-    low, high = found.interval()
-    return Difference(other=other.method, value=found.mean, low=low, high=high, p=found.p_value())
+    """Difference paired by episode and, unless the other is a reference, by seed."""
+    spread = Spread.of(group.values(metric) - other.values(metric), group.block)
+    low, high = spread.interval()
+    return Difference(other=other.method, value=spread.mean, low=low, high=high, p=spread.p_value())
 
 
 def summary(
@@ -190,7 +192,7 @@ def summary(
     domain, task, _, split, n = group.place
     y_SE, ends = group.values(metric), None if blind is None or ceiling is None else (blind, ceiling)
     low, high = interval(y_SE, group.block)
-    held = [other for other in (blind, *others) if other is not None and other.method != group.method]
+    compared = [other for other in (blind, *others) if other is not None and other.method != group.method]
     return Summary(
         method=group.method,
         preset=group.preset,
@@ -204,7 +206,7 @@ def summary(
         low=low,
         high=high,
         gap_closed=ends and gap_closed(group.mean(metric), *(end.mean(metric) for end in ends)),
-        differences=tuple(difference(group, other, metric) for other in held if group.runs),
+        differences=tuple(difference(group, other, metric) for other in compared if group.runs),
         n=n,
         seeds=tuple(group.runs),
         runs=tuple(group.runs.values()),

@@ -1,28 +1,29 @@
-"""How sure a mean is. Seeds and episodes are two sources of chance, and they cross: every seed plays the same episodes.
+"""Confidence intervals of means over seeds and episodes, two crossed random effects: all seeds play the same episodes.
 
-A hard episode is hard for every seed, so that more seeds do not average its effect away. With S seeds and E episodes,
+A hard episode is hard for every seed, so more seeds do not average out its effect. With S seeds and E episodes,
 
   y_se = μ + a_s + b_e + c_se      effects of the seed, of the episode (shared by all seeds), and of the two together
 
 and the mean of all y has the variance (α²/S + γ²/(SE)) + β²/E. Both summands have unbiased estimates:
 
-  between seeds     V_S = A/S              A: variance of the seeds' means (it holds γ²/E, so nothing is left out)
-  shared episodes   V_E = B/E - C/(SE)     B: variance of the episodes' means, C: variance of what both leave over
-                                           (B expects β² + γ²/S, and C expects γ²; below zero, V_E counts as zero)
+  between seeds     V_S = A/S              A: variance of the seeds' means (its expectation includes γ²/E)
+  shared episodes   V_E = B/E - C/(SE)     B: variance of the episodes' means, C: variance of the residuals
+                                           (E[B] = β² + γ²/S and E[C] = γ²; a negative V_E counts as zero)
 
-The 95 % interval is mean ± √(t² V_S + t'² V_E), with Student's t for S - 1 and t' for E - 1 degrees of freedom: three
-seeds tell little of how seeds differ, and t = 4.3 says so. It is never narrower than mean ± t' √(B/E), the interval
-for these very seeds on other episodes, should the seeds' means agree by luck. One seed has that interval alone, which
-is silent about other seeds; so have references, which have no seed.
+The 95 % interval is mean ± √(t² V_S + t'² V_E), with Student's t for S - 1 and t' for E - 1 degrees of freedom. Three
+seeds say little about the variance between seeds, so t is large (4.3). The interval is never narrower than
+mean ± t' √(B/E), the interval for the same seeds on other episodes, in case the seeds' means agree by chance. A single
+seed has only that narrower interval, which does not generalise to other seeds. The same holds for references, which
+have no seed.
 
-A metric may be undefined in some episodes (NaN), in others for each seed. A seed's mean is then a ratio of sums over
-its defined episodes, and `filled` puts in the ratio's linear part: with m_e = 1 where y_e is defined and 0 elsewhere,
+A metric may be undefined (NaN) in some episodes, and in different ones for each seed. A seed's mean is then a ratio of
+sums over its defined episodes, which `filled` linearises: with m_e = 1 where y_e is defined and 0 elsewhere,
 
-  z_e = mean + (y_e - mean) m_e / m̄      has the same mean, and the variance of its mean is the ratio's.
+  z_e = mean + (y_e - mean) m_e / m̄      has the same mean, and the variance of its mean is that of the ratio.
 
-Episodes that follow each other in time are not independent. For them B/E is the variance that the mean has under the
-stationary bootstrap (Politis and Romano 1994), which resamples blocks of geometric length; its closed form is used, so
-that nothing is drawn.
+Episodes that follow each other in time are not independent. For them, B/E is replaced by the variance of the mean under
+the stationary bootstrap (Politis and Romano 1994), which resamples blocks of geometric length, in closed form and
+without sampling.
 """
 
 from __future__ import annotations
@@ -36,22 +37,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 LEVEL = 0.05
-"""How often an interval may miss the truth."""
+"""Significance level: the probability that an interval misses the true value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """A mean over seeds and episodes, and what it varies by: standard errors with their degrees of freedom."""
+    """A mean over seeds and episodes, with its standard errors."""
 
     mean: float
     seeds: int
     episodes: int
     by_episode: float
-    """Standard error for these very seeds on other episodes."""
+    """Standard error for the same seeds on other episodes."""
     by_seed: float
     """Standard error between seeds; 0 for a single one."""
     shared: float
-    """Standard error of what all seeds share: how hard the episodes are."""
+    """Standard error of the effect that all seeds share: the difficulty of the episodes."""
 
     @staticmethod
     def of(y_SE: Tensor, block: float = 1.0) -> Spread:
@@ -70,7 +71,7 @@ class Spread:
         return Spread(mean=mean, seeds=seeds, episodes=episodes, **roots)
 
     def half(self, level: float = LEVEL) -> float:
-        """How far the interval reaches to either side."""
+        """Half the width of the interval."""
         if self.episodes < 2:
             return math.nan
         t_episodes = student(self.episodes - 1, level)
@@ -84,7 +85,7 @@ class Spread:
         return self.mean - half, self.mean + half
 
     def p_value(self) -> float:
-        """The level at which the interval just reaches zero: small if a mean so far from it is unlikely by chance."""
+        """Two-sided p value of a zero mean: the level at which the interval just reaches zero."""
         if self.episodes < 2 or math.isnan(self.mean):
             return math.nan
         low, high = 0.0, 1.0  # the smaller the level, the wider the interval
@@ -95,15 +96,15 @@ class Spread:
 
 
 def interval(y_SE: Tensor, block: float = 1.0) -> tuple[float, float]:
-    """95 % interval of the mean over seeds and episodes; NaN if there is but one episode.
+    """95 % interval of the mean over seeds and episodes; NaN for a single episode.
 
-    block: mean length of the blocks in which episodes, in the order of time, are resampled; 1: they are independent.
+    block: mean length of the resampled blocks of episodes, ordered by time; 1 for independent episodes.
     """
     return Spread.of(y_SE, block).interval()
 
 
 def filled(y_SE: Tensor) -> Tensor:
-    """The table without gaps, in which every seed keeps its mean over defined episodes; NaN if it has none."""
+    """Fill undefined values such that every seed keeps its mean over defined episodes (NaN without any)."""
     y_SE = y_SE.double()
     defined_SE = ~y_SE.isnan()
     if defined_SE.all():
@@ -113,9 +114,9 @@ def filled(y_SE: Tensor) -> Tensor:
 
 
 def variance_of_mean(y_E: Tensor, block: float) -> float:
-    """What the mean varies by under resampling in blocks of mean length `block` on a circle.
+    """Variance of the mean when blocks of mean length `block` are resampled on a circle.
 
-    With C(k) = Σ_e (y_e - mean)(y_{e+k} - mean) / E and q = 1 - 1/block it is, but for E / (E - 1),
+    With C(k) = Σ_e (y_e - mean)(y_{e+k} - mean) / E and q = 1 - 1/block it is, up to the factor E / (E - 1),
       (C(0) + 2 Σ_k ((1 - k/E) q^k + (k/E) q^(E-k)) C(k)) / E.
     """
     episodes = len(y_E)
@@ -130,14 +131,14 @@ def variance_of_mean(y_E: Tensor, block: float) -> float:
 
 
 def student(freedom: int, level: float = LEVEL) -> float:
-    """What Student's t exceeds, to either side, in this share of cases."""
+    """Two-sided critical value of Student's t at this level."""
     angle, share = _student(freedom)
     return math.sqrt(freedom) * math.tan(float(np.interp((1 - level) * share[-1], share, angle)))
 
 
 @lru_cache(maxsize=32)
 def _student(freedom: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """With t = √ν tan φ its density is proportional to cos^(ν-1) φ, which is summed up here: angles and sums."""
+    """Angles φ and cumulative sums of cos^(ν-1) φ, the density of t = √ν tan φ up to a constant."""
     angle = np.linspace(0, np.pi / 2, 200_001)
     density = np.cos(angle) ** (freedom - 1)
     return angle, np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])

@@ -1,4 +1,4 @@
-"""Scores: rows first. The policy of a run and the domain's references play the same test episodes."""
+"""Score runs: a run's policy and the domain's references play the same test episodes, and every metric is one row."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from uat.acting import has_expert
 from uat.config import RunConfig, to_json
-from uat.domains import DOMAINS, block_length, episode_count, split_seed, summarised
+from uat.domains import DOMAINS, split_seed
 from uat.engines.rollout import AT_ONCE, Player, play_all
 from uat.evaluation.intervals import interval
 from uat.metrics import Score
@@ -25,25 +26,25 @@ from uat.training.checkpoint import standing_of
 from uat.training.surroundings import current, pick_device, precision
 
 CEILING, EXPERT, RANDOM = "ceiling", "expert", "random"
-"""The references' names in the column "method"."""
+"""Names of the references in the column "method"."""
 BLIND = "vanilla"
-"""The method from which the gap to the filter is counted."""
+"""The method at the lower end of the gap to the Bayes filter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What a run scored: rows, and the number of every episode behind them."""
+    """Scores of a run: rows, and the values per episode behind them."""
 
     scores: list[Score]
     episodes: dict[str, dict[str, Tensor]]
-    """method -> metric -> one value per episode, NaN where it is not defined."""
+    """method -> metric -> one value per episode, NaN if undefined."""
     config: RunConfig
     finished: bool = True
-    """Whether the training had come to its end."""
+    """Whether the training is complete."""
 
     @property
     def block(self) -> float:
-        return block_length(self.config.build_domain())
+        return self.config.build_domain().block
 
     def interval(self, method: str, metric: str) -> tuple[float, float]:
         """95 % interval of the mean over episodes."""
@@ -61,8 +62,8 @@ def evaluate(
 ) -> Evaluation:
     """Score a run's policy on the test episodes, beside the Bayes filter, the expert and chance.
 
-    The rows are written to the run's scores.jsonl, the numbers per episode beside them. A run whose training has not
-    come to its end is refused unless `unfinished`: the best weights so far are then scored.
+    The rows are written to the run's scores.jsonl, and the values per episode beside them. A run whose training is not
+    complete is refused unless `unfinished` is set, which scores the best weights so far.
 
     threads: CPU threads; unset: UAT_THREADS, or one.
     """
@@ -82,22 +83,22 @@ def _evaluate(
         raise RunError(f"{missing}; continue it with --resume, or score the best weights so far with --unfinished")
     chosen, config = pick_device(device), run.config
     domain = config.build_domain()
-    count = episode_count(domain, "test", config.evaluation.episodes if episodes is None else episodes)
+    count = domain.episode_count("test", config.evaluation.episodes if episodes is None else episodes)
     if episodes not in (None, count):
         raise ValueError(f"episodes={episodes} is not what {config.domain_name} is tested on: all of its {count}")
     policy = load_policy(run.path).to(chosen)
     with current(chosen), precision(config.train.precision):
-        found = {config.method_name: _measure(domain, policy, count, chosen)}
+        values = {config.method_name: _measure(domain, policy, count, chosen)}
         if references:
-            found |= reference_episodes(run, count, chosen)
-    scores = [row for method, metrics in found.items() for row in rows_of(config, domain, method, metrics)]
-    write_tensors(run.file("episodes.safetensors"), _flat(found), {"split": "test"})
-    run.write_rows("scores.jsonl", [asdict(score) for score in scores])  # last: a run that has rows has all of it
-    return Evaluation(scores, found, config, finished=missing is None)
+            values |= reference_episodes(run, count, chosen)
+    scores = [row for method, metrics in values.items() for row in rows_of(config, domain, method, metrics)]
+    write_tensors(run.file("episodes.safetensors"), _flat(values), {"split": "test"})
+    run.write_rows("scores.jsonl", [asdict(score) for score in scores])  # last: a run with rows has all other files
+    return Evaluation(scores, values, config, finished=missing is None)
 
 
 def what_is_unfinished(run: Run) -> str | None:
-    """A sentence, if the run's training has not come to its end; a policy without a training folder is finished."""
+    """A sentence if the run's training is not complete; None if it is, or if the run was never trained here."""
     standing = standing_of(run)
     if standing is None or standing.finished:
         return None
@@ -125,26 +126,28 @@ def rows_of(config: RunConfig, domain: Any, method: str, metrics: dict[str, Tens
 
 
 def setting_of(config: RunConfig) -> str:
-    """What differs from the recipe, in a few words: the domain's own account, then settings of method and training."""
+    """Differences from the recipe in a few words: the domain's own description, then changed settings."""
     domain = config.build_domain().setting
     return ",".join([*([] if domain == "default" else [domain]), *variant_of(config)]) or "default"
 
 
 def variant_of(config: RunConfig) -> list[str]:
-    """Settings of the method and of training that are not the recipe's: ["decay=0.5", "train.lr=0.001"]."""
-    usual = recipe(config.domain_name, config.method_name, config.preset)
-    found = []
+    """Settings of the method and of training that differ from the recipe: ["decay=0.5", "train.lr=0.001"]."""
+    published = recipe(config.domain_name, config.method_name, config.preset)
+    changed = []
     for section, prefix in (("method", ""), ("train", "train.")):
-        own, theirs = to_json(getattr(config, section)), to_json(getattr(usual, section))
-        found += [f"{prefix}{name}={value}" for name, value in own.items() if value != theirs[name]]
-    return found
+        own, usual = to_json(getattr(config, section)), to_json(getattr(published, section))
+        changed += [f"{prefix}{name}={value}" for name, value in own.items() if value != usual[name]]
+    return changed
 
 
 def reference_episodes(run: Run, count: int, device: torch.device) -> dict[str, dict[str, Tensor]]:
-    """What the filter, the expert and chance score, told the truth; worked out once and kept in the run folder."""
+    """Metrics per episode of the filter, the expert and chance, with uncorrupted feedback; cached in the run folder."""
     domain, file = run.config.build_true_domain(), run.file("references.safetensors")
     references = domain.references()
-    agents: dict[str, Any] = {**references, EXPERT: references.get(EXPERT)}
+    agents: dict[str, Any] = dict(references)
+    if EXPERT in references or has_expert(domain.simulator("test", device)):
+        agents[EXPERT] = references.get(EXPERT)
     revision = DOMAINS[run.config.domain_name].revision
     key = {
         "domain": run.config.domain_name,
@@ -152,18 +155,18 @@ def reference_episodes(run: Run, count: int, device: torch.device) -> dict[str, 
         "episodes": count,
         "revision": revision,
     }
-    with contextlib.suppress(RunError, KeyError):  # none yet, or not readable: worked out anew
+    with contextlib.suppress(RunError, KeyError):  # missing or damaged: compute again
         kept, meta = read_tensors(file)
         numbers = {name: {m.name: kept[f"{name}/{m.name}"] for m in domain.metrics} for name in agents}
         if meta["key"] == key and all(is_per_episode(x, count) for own in numbers.values() for x in own.values()):
             return numbers
-    found = {name: _measure(domain, agent, count, device) for name, agent in agents.items()}
-    write_tensors(file, _flat(found), {"key": key})
-    return found
+    values = {name: _measure(domain, agent, count, device) for name, agent in agents.items()}
+    write_tensors(file, _flat(values), {"key": key})
+    return values
 
 
 def read_evaluation(run: Run) -> Evaluation:
-    """What `evaluate` left in the run folder: rows, and one number per episode for each of the run's own."""
+    """Read the results that `evaluate` left in the run folder: rows and values per episode."""
     file, names = run.file("episodes.safetensors"), [item.name for item in fields(Score)]
     scores = [Score(**{name: row[name] for name in names}) for row in run.rows("scores.jsonl")]
     kept, method, config = read_tensors(file)[0], run.config.method_name, run.config
@@ -176,14 +179,14 @@ def read_evaluation(run: Run) -> Evaluation:
 
 
 def by_method(kept: Mapping[str, Tensor], file: Path) -> dict[str, dict[str, Tensor]]:
-    """The tensors "METHOD/METRIC" of a file, each one number per episode."""
-    found: dict[str, dict[str, Tensor]] = {}
+    """Sort the tensors "METHOD/METRIC" of a file, each with one value per episode, by method."""
+    nested: dict[str, dict[str, Tensor]] = {}
     for name, values in kept.items():
         method, slash, metric = name.partition("/")
         if not slash or not is_per_episode(values, len(values.reshape(-1))):
             raise RunError(f"{file}: {name!r:.80} is not METHOD/METRIC with one number per episode")
-        found.setdefault(method, {})[metric] = values
-    return found
+        nested.setdefault(method, {})[metric] = values
+    return nested
 
 
 def is_per_episode(values: Tensor | None, count: int) -> bool:
@@ -191,19 +194,19 @@ def is_per_episode(values: Tensor | None, count: int) -> bool:
 
 
 def gap_closed(value: float, blind: float, ceiling: float) -> float | None:
-    """Which share of the way from the blind score to the filter's a method covers; None if there is no gap."""
+    """Share of the gap between the blind score and the filter's that a method closes; None if there is no gap."""
     return (value - blind) / (ceiling - blind) if abs(ceiling - blind) > 1e-9 else None
 
 
 def _measure(domain: Any, agent: Any, count: int, device: torch.device) -> dict[str, Tensor]:
-    """Each metric on test episodes 0 .. count-1."""
+    """Each metric on the test episodes 0 .. count-1."""
     is_policy = isinstance(agent, torch.nn.Module)
     player = Player(agent, domain.simulator("test", device), device=device, sampled=agent is not None and agent.sampled)
     at_once = AT_ONCE if is_policy or agent is None else 128
     with contextlib.closing(player):
-        found = play_all(player, count, split_seed("test", 0), domain.measure, at_once)
-    return {name: values.cpu() for name, values in summarised(domain, found).items()}
+        values = play_all(player, count, split_seed("test", 0), domain.measure, at_once)
+    return {name: per_episode.cpu() for name, per_episode in domain.summarise(values).items()}
 
 
-def _flat(found: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {f"{method}/{metric}": values for method, metrics in found.items() for metric, values in metrics.items()}
+def _flat(nested: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {f"{method}/{metric}": values for method, metrics in nested.items() for metric, values in metrics.items()}

@@ -1,8 +1,8 @@
-"""Comparisons: a method against another on the same episodes, and one number over many tasks.
+"""Statistics of comparisons: paired differences between methods, and one aggregate score over many tasks.
 
-A paired difference is y_se(a) - y_se(b), seed by seed and episode by episode; its mean has the interval of
-intervals.py, with seeds and episodes as crossed sources of chance. The p value is the level at which that interval
-just touches zero, so p < 0.05 says the same as "the 95 % interval leaves zero out".
+A paired difference is y_se(a) - y_se(b) for every seed and episode. The interval of its mean is that of intervals.py,
+with seeds and episodes as crossed random effects. The p value is the level at which that interval just reaches zero, so
+p < 0.05 is equivalent to a 95 % interval that excludes zero.
 
 Across tasks, the interquartile mean (Agarwal et al. 2021) of a normalised score leaves out the best and the worst
 quarter of the runs; its interval comes from resampling the seeds of each task.
@@ -23,7 +23,7 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """One method against another in one task and metric, on the same seeds and episodes."""
+    """Comparison of two methods in one task and metric, on the same seeds and episodes."""
 
     domain: str
     task: str
@@ -44,25 +44,25 @@ class Pair:
 
 
 def paired(a_SE: Tensor, b_SE: Tensor, block: float = 1.0) -> tuple[float, float, float, float]:
-    """Mean difference of a and b, its 95 % interval, and the p value of there being none."""
+    """Mean difference a - b, its 95 % interval, and the p value of the hypothesis that it is zero."""
     if a_SE.shape != b_SE.shape:
         raise ValueError(f"paired: {tuple(a_SE.shape)} and {tuple(b_SE.shape)} are not the same seeds and episodes")
-    found = Spread.of(a_SE - b_SE, block)
-    return found.mean, *found.interval(), found.p_value()
+    spread = Spread.of(a_SE - b_SE, block)
+    return spread.mean, *spread.interval(), spread.p_value()
 
 
 def holm(pairs: Sequence[Pair]) -> list[Pair]:
-    """The pairs with p values that hold for all of them at once."""
+    """Fill in p values corrected for multiple comparisons by Holm's method."""
     order = sorted(range(len(pairs)), key=lambda i: pairs[i].p)
-    found, worst = list(pairs), 0.0
+    corrected, worst = list(pairs), 0.0
     for rank, i in enumerate(order):
         worst = max(worst, min(1.0, pairs[i].p * (len(pairs) - rank)))
-        found[i] = replace(pairs[i], p_holm=worst)
-    return found
+        corrected[i] = replace(pairs[i], p_holm=worst)
+    return corrected
 
 
 def interquartile_mean(values: Sequence[float]) -> float:
-    """Mean of the middle half; a value on its edge counts by the share that lies inside."""
+    """Mean of the middle half of the values; values on its edges are weighted by the share that lies inside."""
     x, n = np.sort(np.asarray(values, dtype=float)), len(values)
     left = np.arange(n) / n
     weight = np.clip(np.minimum(left + 1 / n, 0.75) - np.maximum(left, 0.25), 0, None)
@@ -70,7 +70,7 @@ def interquartile_mean(values: Sequence[float]) -> float:
 
 
 def aggregate(by_task: Mapping[str, Sequence[float]]) -> tuple[float, float, float]:
-    """Interquartile mean over all runs of all tasks, and its 95 % interval: seeds are drawn anew within each task."""
+    """Interquartile mean over all runs of all tasks, and its 95 % interval by resampling the seeds of each task."""
     tables, random = [np.asarray(v, dtype=float) for v in by_task.values()], np.random.default_rng(0)
     drawn = [
         interquartile_mean(np.concatenate([x[random.integers(len(x), size=len(x))] for x in tables]).tolist())

@@ -1,4 +1,4 @@
-"""Tables from rows. They know no method and no metric by name."""
+"""Tables from rows, without naming any method or metric."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Row = Mapping[str, Any]
 
 
 def print_rows(rows: Sequence[Row], *, as_json: bool) -> None:
-    """To stdout: a JSON list, or columns."""
+    """Print rows to stdout, as a JSON list or as aligned columns."""
     if as_json:
         show_json(list(rows))
     else:
@@ -23,7 +23,7 @@ def print_rows(rows: Sequence[Row], *, as_json: bool) -> None:
 
 
 def columns(rows: Sequence[Row]) -> str:
-    """Rows as aligned text, one column per key, numbers to the right."""
+    """Rows as aligned text: one column per key, with numbers aligned to the right."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     body = [[plain(_text(row.get(name))) for name in names] for row in rows]
     right = [all(not isinstance(row.get(name), str | list) for row in rows) for name in names]
@@ -37,7 +37,7 @@ def columns(rows: Sequence[Row]) -> str:
 
 
 def method_rows() -> list[dict[str, Any]]:
-    """Every method: what it sees, how large it is under each domain's settings, where it serves, and who brought it."""
+    """One row per method: its visible feedback, domains, sizes under each domain's settings, and source package."""
     rows = []
     for name, method in METHODS.items():
         policies = {d: policy for d, other in pairs() if other == name and (policy := policy_in(d, name)) is not None}
@@ -49,8 +49,10 @@ def method_rows() -> list[dict[str, Any]]:
 
 
 def policy_in(domain: str, method: str) -> Policy | None:
-    """The policy under the recipe of a domain. Where the method or the domain is somebody else's, None says that the
-    method does not serve the domain, or that one of them fails."""
+    """The policy under the recipe of a domain.
+
+    None if the method or the domain comes from another package and the method does not support the domain or fails.
+    """
     try:
         config = recipe(domain, method)
         return METHODS[method].build(config.build_domain().spec, config.method)
@@ -61,11 +63,11 @@ def policy_in(domain: str, method: str) -> Policy | None:
 
 
 LEGEND = "mean ± deviation over seeds [95 % interval over seeds and episodes]; without seeds over episodes alone"
-"""What a cell of `score_rows` says."""
+"""Explanation of the cells of `score_rows`."""
 
 
 def score_rows(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
-    """One line per method and task, or run: every metric in a cell, and the gap closed in the first of them."""
+    """One line per method and task, or per run: one cell per metric, and the gap closed in the first metric."""
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     gaps: dict[tuple[Any, ...], float | None] = {}
     for s in summaries:
@@ -78,13 +80,13 @@ def score_rows(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
 
 
 def difference_rows(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
-    """One line per method, task and who it is held against, in the first metric; `--json` has all of them."""
+    """One line per method, task and compared method, in the first metric; `--json` has all metrics."""
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for s in summaries:
         for d in s.differences:
             head = {"task": f"{s.domain}/{s.task}", "setting": s.setting, "preset": s.preset, "method": s.method}
-            told = {"less": d.other, "metric": s.metric, "difference": f"{d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}]"}
-            rows.setdefault((*head.values(), s.runs, d.other), {**head, "seeds": list(s.seeds), **told, "p": d.p})
+            tail = {"less": d.other, "metric": s.metric, "difference": f"{d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}]"}
+            rows.setdefault((*head.values(), s.runs, d.other), {**head, "seeds": list(s.seeds), **tail, "p": d.p})
     return list(rows.values())
 
 

@@ -17,6 +17,7 @@ from typing import Annotated, Literal, Self
 import torch
 from torch import Tensor
 
+from uat.contracts import Simulator, Transition
 from uat.domains.darkroom.schedule import Schedule, goals
 from uat.episode import Noise, TensorFields
 from uat.memory import check_fits
@@ -141,7 +142,7 @@ class World:
     t: int = 0
 
 
-class DarkRoomSimulator:
+class DarkRoomSimulator(Simulator[World]):
     """Worlds of one room. Only `noise` reads values on the host; all else can be captured as a CUDA graph."""
 
     def __init__(self, config: DarkRoomConfig, device: torch.device | str) -> None:
@@ -176,13 +177,10 @@ class DarkRoomSimulator:
     def expert(self, world: World) -> Tensor:
         return self.grid.expert_2CG[world.coin_BT[:, world.t], world.position_B, self.goal(world)]
 
-    def allowed(self, world: World) -> None:
-        return None
-
-    def step(self, world: World, action: Tensor) -> tuple[World, Tensor, Tensor, Tensor]:
+    def step(self, world: World, action: Tensor) -> Transition[World]:
         reward_B = self.grid.reward_ACG[action, world.position_B, self.goal(world)]
         after = replace(world, position_B=self.grid.next_AC[action, world.position_B], t=world.t + 1)
-        return after, self._observe(after), reward_B, self.done(after)
+        return Transition(after, self._observe(after), reward_B, self.terminated(after))
 
     def goals(self, goal_BK: Tensor) -> Tensor:
         """(B, T) the goal at each step; a view where it never moves."""
@@ -190,7 +188,8 @@ class DarkRoomSimulator:
         parts = [goal_BK[:, k, None].expand(-1, end - begin) for k, (begin, end) in enumerate(bounds)]
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
-    def done(self, after: World) -> Tensor:
+    def terminated(self, after: World) -> Tensor:
+        """The horizon is the end of the task, known from the start, and no cut."""
         return ~after.ended_B if after.t == self.spec.horizon else after.ended_B
 
     def facts(self, world: World) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from uat.contracts import Simulator, Transition
 from uat.domains.sepsis.cohort import NUM_COMPONENTS, Cohort
 from uat.domains.sepsis.schedule import SegmentLaw
 from uat.domains.sepsis.treatment import ACTIONS, EXPERT, LACTATE, SOFA, Physiology, to_state, to_z
@@ -112,7 +113,7 @@ class World:
     t: int = 0
 
 
-class SepsisSimulator:
+class SepsisSimulator(Simulator[World]):
     """Worlds of some patients of a cohort. Only `noise` may read values on the host."""
 
     def __init__(
@@ -164,10 +165,7 @@ class SepsisSimulator:
     def expert(self, world: World) -> Tensor:
         return self.expert_R[world.regime_BT[:, world.t]]
 
-    def allowed(self, world: World) -> None:
-        return None
-
-    def step(self, world: World, action: Tensor) -> tuple[World, Tensor, Tensor, Tensor]:
+    def step(self, world: World, action: Tensor) -> Transition[World]:
         t, ended_B, old_B3 = world.t, world.ended_B, world.state_B3
         repeats_B = torch.where(action == world.last_B, world.repeats_B + 1, 1)
         effect_B = self.physiology.effect_RA[world.regime_BT[:, t], action]
@@ -181,8 +179,8 @@ class SepsisSimulator:
         after = replace(
             world, state_B3=new_B3, last_B=action, repeats_B=repeats_B, ended_B=ended_B | died_B | well_B, t=t + 1
         )
-        done_B = ~ended_B if after.t == self.spec.horizon else died_B | well_B
-        return after, self._observe(after), reward_B, done_B
+        terminated_B = ~ended_B if after.t == self.spec.horizon else died_B | well_B
+        return Transition(after, self._observe(after), reward_B, terminated_B)
 
     def facts(self, world: World) -> dict[str, Tensor]:
         """The state, the regime, the patient's row, and all 46 columns as z-scores, to be read by a person."""

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from uat.contracts import Transition
 from uat.domains.darkroom import world as rules
 from uat.domains.darkroom.world import DarkRoomSimulator, Grid, World
 from uat.engines.worlds import FusedRollouts, FusedWorld
@@ -79,12 +80,12 @@ class FusedDarkRoom(DarkRoomSimulator, FusedRollouts):
         target_B = cast(LabelledWorld, world).target_B
         return super().expert(world) if target_B is None else target_B
 
-    def step(self, world: World, action: Tensor) -> tuple[World, Tensor, Tensor, Tensor]:
+    def step(self, world: World, action: Tensor) -> Transition[World]:
         after = replace(world, t=world.t + 1)
         fires_B, coin_B = world.fires_BT[:, after.t], world.coin_BT[:, min(after.t, self.spec.horizon - 1)]
         moved = move(self.grid, action, world.position_B, self.goal(world), self.goal(after), fires_B, coin_B)
         after = replace(cast(LabelledWorld, after), position_B=moved.position_B, target_B=moved.target_B)
-        return after, moved.obs_BO, moved.reward_B, self.done(after)
+        return Transition(after, moved.obs_BO, moved.reward_B, self.terminated(after))
 
     def fused_world(self, noise: Noise) -> FusedWorld:
         grid, steps, streams = self.grid, self.spec.horizon, len(noise["start"])
@@ -93,12 +94,12 @@ class FusedDarkRoom(DarkRoomSimulator, FusedRollouts):
         obs_BTO = grid.obs_2CGO.new_empty(streams, steps, grid.obs_2CGO.shape[-1])
 
         def trajectory(action_BT: Tensor) -> Trajectory:
-            done_BT, valid_BT = self.ends(streams)
+            terminated_BT, valid_BT = self.ends(streams)
             return Trajectory(
                 obs=obs_BTO,
                 action=action_BT,
                 reward=reward_BT,
-                done=done_BT,
+                terminated=terminated_BT,
                 target=target_BT,
                 valid=valid_BT,
                 facts={"position": position_BT, "goal": goal_BT},
@@ -111,12 +112,12 @@ class FusedDarkRoom(DarkRoomSimulator, FusedRollouts):
         return FusedWorld(_start, _look, _note, _move_on, (*tables, *to_note, *drawn, *sizes), trajectory)
 
     def ends(self, streams: int) -> tuple[Tensor, Tensor]:
-        """Return `done` and `valid` (B, T) of whole episodes. They are always the same and made once: never written."""
+        """Return `terminated` and `valid` (B, T) of whole episodes: always the same, made once, never written."""
         if streams not in self._ends:
             valid_BT = torch.ones(streams, self.spec.horizon, dtype=torch.bool)
-            done_BT = torch.zeros_like(valid_BT)
-            done_BT[:, -1] = True
-            self._ends[streams] = done_BT.to(self.device), valid_BT.to(self.device)
+            terminated_BT = torch.zeros_like(valid_BT)
+            terminated_BT[:, -1] = True
+            self._ends[streams] = terminated_BT.to(self.device), valid_BT.to(self.device)
         return self._ends[streams]
 
 

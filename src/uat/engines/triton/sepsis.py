@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from uat.contracts import Transition
 from uat.domains.sepsis import world as equations
 from uat.domains.sepsis.treatment import FREE_REPEATS
 from uat.domains.sepsis.world import SepsisSimulator, World
@@ -82,7 +83,7 @@ class FusedSepsis(SepsisSimulator):
         world, obs = super().reset(noise)
         return ChartedWorld(**{field.name: getattr(world, field.name) for field in fields(World)}), obs
 
-    def step(self, world: World, action: Tensor) -> tuple[World, Tensor, Tensor, Tensor]:
+    def step(self, world: World, action: Tensor) -> Transition[World]:
         action = action.contiguous()
         found = treat(self, world, action)
         after = replace(
@@ -94,8 +95,8 @@ class FusedSepsis(SepsisSimulator):
             t=world.t + 1,
             clinical_BF=found.clinical_BF,
         )
-        done_B = ~world.ended_B if after.t == self.spec.horizon else found.over_B
-        return after, found.obs_BO, found.reward_B, done_B
+        terminated_B = ~world.ended_B if after.t == self.spec.horizon else found.over_B
+        return Transition(after, found.obs_BO, found.reward_B, terminated_B)
 
     def clinical(self, world: World) -> Tensor:
         clinical_BF = cast(ChartedWorld, world).clinical_BF
