@@ -17,9 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from uat.acting import choose
 from uat.checks import Array, as_tensor
-from uat.contracts import Agent
+from uat.contracts import Agent, choose
 from uat.engines.cpu import CPUStep
 from uat.episode import Step
 from uat.methods import Policy
@@ -96,6 +95,7 @@ class Session:
     """
 
     path: Literal["fast", "cached"]
+    _state: Any
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Session:
         self._going = np.zeros(streams, dtype=bool)
         self._rewards = deque(np.zeros(streams, dtype=np.float32) for _ in range(self.spec.reward_lag - 1))
 
-    def _open(self, path: str) -> tuple[Agent[Any], Any]:
+    def _open(self, path: str) -> tuple[Agent[Any] | CPUStep | FusedStep, Any]:
         """Who decides, and its memory."""
         agent = self._choose_path(path)
         try:
@@ -147,7 +147,7 @@ class Session:
             )
             return self.policy, self.policy.init_state(self.streams, self._room, self.device)
 
-    def _choose_path(self, path: str) -> Agent[Any]:
+    def _choose_path(self, path: str) -> Agent[Any] | CPUStep | FusedStep:
         checked(path, Literal["auto", "fast", "cached"], "path")
         many = self.streams > FAST_STREAMS and not on_gpu(self.policy)
         if path == "cached" or (path == "auto" and many):
