@@ -31,7 +31,7 @@ SPECS: dict[str, Spec] = {
     "items-discrete": Spec(obs=Items(11), action=Discrete(11), horizon=7, reward_lag=2),
     "items-weights": Spec(obs=Items(11), action=Weights(4), horizon=7),
     "assets-discrete": Spec(obs=Assets(3, 2), action=Discrete(4), horizon=7, reward_scale=0.5),
-    "assets-weights": Spec(obs=Assets(3, 2), action=Weights(4), horizon=7, reward_lag=3, extras={"relative": (4,)}),
+    "assets-weights": Spec(obs=Assets(3, 2), action=Weights(4), horizon=7, reward_lag=3, facts={"relative": (4,)}),
 }
 """Every kind of observation with every kind of action, one with facts that methods may ask for."""
 
@@ -163,13 +163,11 @@ def random_trajectory(
         obs=random_observations(spec, shape, generator),
         action=random_actions(spec, shape, generator, allowed_BTA),
         reward=(3 * torch.rand(shape, generator=generator) - 1.5) / spec.reward_scale,
-        done=torch.arange(shape[1]) == lengths_B[:, None] - 1,
+        terminated=torch.arange(shape[1]) == lengths_B[:, None] - 1,
         target=_blank(random_actions(spec, shape, generator, allowed_BTA), valid_BT),
         valid=valid_BT,
         allowed=allowed_BTA,
-        facts={
-            name: 0.9 + 0.2 * torch.rand(*shape, *inner, generator=generator) for name, inner in spec.extras.items()
-        },
+        facts={name: 0.9 + 0.2 * torch.rand(*shape, *inner, generator=generator) for name, inner in spec.facts.items()},
     )
 
 

@@ -38,7 +38,7 @@ def loss(policy: Policy, batch: Batch) -> Tensor:
     """Cross-entropy, or KL, summed over real steps."""
     logits_BTA, total = logits(policy, batch), torch.zeros((), dtype=torch.float64)
     for b, t in batch.valid.nonzero().tolist():
-        pi, target = softmax(logits_BTA[b, t]), batch.target[b, t]
+        pi, target = softmax(logits_BTA[b, t]), batch.required_target[b, t]
         if target.is_floating_point():
             for a in target.nonzero()[:, 0].tolist():
                 total = total + target[a].double() * (target[a].double().log() - pi[a].log())

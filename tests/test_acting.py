@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from uat.acting import choose, rollout
+from uat.acting import rollout
 from uat.clock import NO_ACTION
+from uat.contracts import Agent, Simulator, Transition, choose
 from uat.episode import Noise, Step
 from uat.noise import gumbel
 from uat.spec import Discrete, Spec, Vector, Weights
@@ -24,7 +25,7 @@ class Clockwork:
     ends_B: Tensor
 
 
-class Countdown:
+class Countdown(Simulator[Clockwork]):
     """World b ends with step ends[b]. One observes the time, and earns ten times the time plus the action.
 
     After its end a world says every second step that it has ended, as if it had not said so before.
@@ -49,10 +50,11 @@ class Countdown:
         """Action 0 is forbidden at odd times."""
         return torch.tensor([world.t % 2 == 0, True, True]).expand(len(world.ends_B), A) if self.masked else None
 
-    def step(self, world: Clockwork, action: Tensor) -> tuple[Clockwork, Tensor, Tensor, Tensor]:
+    def step(self, world: Clockwork, action: Tensor) -> Transition[Clockwork]:
         index = action if isinstance(self.spec.action, Discrete) else action @ torch.arange(A).float()
         after, over_B = Clockwork(world.t + 1, world.ends_B), world.t - world.ends_B
-        return after, self._observe(after), 10.0 * world.t + index, (over_B >= 0) & (over_B % 2 == 0)
+        over_B = (over_B >= 0) & (over_B % 2 == 0)
+        return Transition(after, self._observe(after), 10.0 * world.t + index, over_B)
 
     def facts(self, world: Clockwork) -> dict[str, Tensor]:
         return {"ends": world.ends_B}
@@ -61,13 +63,12 @@ class Countdown:
         return torch.full((len(world.ends_B), 1), float(world.t))
 
 
-class Script:
+class Script(Agent[int]):
     """Plays the same logits whatever happens, where they are allowed, and counts its steps in its state."""
 
-    sampled: ClassVar[bool] = False
-
-    def __init__(self, logits_A: list[float]) -> None:
-        self.logits_A, self.told = torch.tensor(logits_A), []
+    def __init__(self, logits_A: list[float], kind: type[Discrete | Weights] = Discrete) -> None:
+        self.spec = Spec(obs=Vector(1), action=kind(A), horizon=HORIZON)
+        self.logits_A, self.told = torch.tensor(logits_A), list[Step]()
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> int:
         assert capacity == HORIZON
@@ -142,9 +143,13 @@ def test_agent_is_told_the_past_step_by_step() -> None:
 class Watcher(Script):
     """A reference that looks at what the world hides."""
 
+    def __init__(self, logits_A: list[float]) -> None:
+        super().__init__(logits_A)
+        self.looked = list[int]()
+
     def look(self, state: int, facts: dict[str, Tensor]) -> int:
         assert facts["ends"].tolist() == list(range(HORIZON))
-        self.looked = [*getattr(self, "looked", []), state]
+        self.looked.append(state)
         return state
 
 
@@ -174,7 +179,7 @@ def test_sampled_play_is_decided_by_the_noise_alone() -> None:
 
 
 def test_weights_are_played_and_told_as_weights() -> None:
-    agent = Script([0.0, 1.0, 2.0])
+    agent = Script([0.0, 1.0, 2.0], Weights)
     trajectory = play(Countdown(Weights(A), masked=True), agent)
     held = torch.tensor([0.0, 1.0, 2.0]).softmax(0)
     torch.testing.assert_close(trajectory.action[0, 0], held)
@@ -194,6 +199,6 @@ def test_without_an_agent_the_expert_plays(action: Discrete | Weights) -> None:
 
 
 def test_playing_builds_no_graph() -> None:
-    agent = Script([0.0, 1.0, 2.0])
+    agent = Script([0.0, 1.0, 2.0], Weights)
     agent.logits_A.requires_grad_()
     assert not play(Countdown(Weights(A)), agent).action.requires_grad

@@ -59,10 +59,10 @@ def test_impossible_spaces_are_refused_by_field_and_value(build: Callable[[], An
         ({"reward_scale": "1"}, "Spec.reward_scale='1' must be float"),
         ({"obs": Discrete(3)}, r"Spec.obs=Discrete\(count=3\) must be Vector or Items or Assets"),
         ({"action": None}, "Spec.action=None must be Discrete or Weights"),
-        ({"extras": [("price", ())]}, "Spec.extras=.* must be Mapping"),
-        ({"extras": {1: ()}}, "the name in Spec.extras=1 must be str"),
-        ({"extras": {"price": 3}}, r"Spec.extras\['price'\]=3 must be a tuple of int"),
-        ({"extras": {"price": (0,)}}, r"Spec.extras\['price'\]=\(0,\) must be a shape"),
+        ({"facts": [("price", ())]}, "Spec.facts=.* must be Mapping"),
+        ({"facts": {1: ()}}, "the name in Spec.facts=1 must be str"),
+        ({"facts": {"price": 3}}, r"Spec.facts\['price'\]=3 must be a tuple of int"),
+        ({"facts": {"price": (0,)}}, r"Spec.facts\['price'\]=\(0,\) must be a shape"),
     ],
 )
 def test_impossible_specs_are_refused_by_field_and_value(changes: dict[str, Any], message: str) -> None:

@@ -109,7 +109,7 @@ def test_json_that_is_no_config_is_refused_with_the_field(change: Any, message: 
 @pytest.mark.parametrize("obs", [Vector(10), Items(7), Assets(3, 4)], ids=repr)
 @pytest.mark.parametrize("action", [Discrete(5), Weights(3)], ids=repr)
 def test_every_kind_of_spec_survives_json(obs: Any, action: Any) -> None:
-    spec = Spec(obs=obs, action=action, horizon=9, reward_scale=0.5, reward_lag=2, extras={"price": (3,), "fee": ()})
+    spec = Spec(obs=obs, action=action, horizon=9, reward_scale=0.5, reward_lag=2, facts={"price": (3,), "fee": ()})
     assert spec_from_json(json.loads(json.dumps(spec_to_json(spec)))) == spec
 
 

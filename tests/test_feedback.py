@@ -24,6 +24,7 @@ from tests.builders import (
 from uat.acting import Behaviour, rollout
 from uat.clock import NO_ACTION
 from uat.config import override, run_config_from_json, to_json
+from uat.contracts import Answers, Logits, Recording, Simulator, Transition
 from uat.domains.darkroom.world import DarkRoomConfig, DarkRoomSimulator
 from uat.episode import Noise, Trajectory
 from uat.feedback import CorruptedRecording, CorruptedSimulator, FeedbackConfig, corrupt, corrupted_worlds
@@ -44,7 +45,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 every_setting = pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 
 
-class Counting:
+class Counting(Simulator[tuple[Tensor, int]]):
     """Step t earns t + 1, whatever is done: every reward says when it was earned."""
 
     spec = Spec(obs=Vector(1), action=Discrete(2), horizon=STEPS)
@@ -59,28 +60,22 @@ class Counting:
     def expert(self, world: tuple[Tensor, int]) -> Tensor:
         return (world[0] + world[1]) % 2
 
-    def allowed(self, world: tuple[Tensor, int]) -> None:
-        return None
-
-    def step(self, world: tuple[Tensor, int], action: Tensor) -> tuple[tuple[Tensor, int], Tensor, Tensor, Tensor]:
+    def step(self, world: tuple[Tensor, int], action: Tensor) -> Transition[tuple[Tensor, int]]:
         ids_B, t = world[0], world[1] + 1
-        return (
+        return Transition(
             (ids_B, t),
             ids_B[:, None].float(),
             torch.full_like(ids_B, t).float(),
             torch.full_like(ids_B, t == STEPS).bool(),
         )
 
-    def facts(self, world: tuple[Tensor, int]) -> dict[str, Tensor]:
-        return {}
-
 
 def told_rewards(worlds: int = WORLDS, seed: int = 0, **settings: Any) -> Tensor:
     """(B, T) what the expert's policy is told of a stream 1, 2, 3, ..."""
     simulator = corrupt(Counting(), **settings)
-    told = rollout(None, simulator, simulator.noise(torch.arange(worlds), seed)).told_reward
+    told = rollout(None, simulator, simulator.noise(torch.arange(worlds), seed)).told
     assert told is not None
-    return told
+    return told.reward
 
 
 # ---------------------------------------------------------------- laws
@@ -130,23 +125,28 @@ def test_logs_are_told_what_the_simulator_tells(settings: dict[str, Any]) -> Non
     corrupted = corrupt(room, **settings)
     told = rollout(None, corrupted, corrupted.noise(ids, seed))
     logged = corrupt(rollout(None, room, room.noise(ids, seed)), episode_ids=ids, seed=seed, **settings)
-    assert torch.equal(told.told_reward, logged.told_reward)  # pyright: ignore[reportArgumentType]
-    assert torch.equal(told.told_action, logged.told_action)  # pyright: ignore[reportArgumentType]
+    assert told.told is not None
+    assert logged.told is not None
+    assert torch.equal(told.told.reward, logged.told.reward)
+    assert torch.equal(told.told.action, logged.told.action)
 
 
-class Recorded:
+class Recorded(Recording):
     """The expert's episodes in a room, as somebody wrote them down."""
 
     def __init__(self) -> None:
         self.room = DarkRoomSimulator(DarkRoomConfig(horizon=6), "cpu")
-        self.spec, self.noise = self.room.spec, self.room.noise
+        self.spec = self.room.spec
+
+    def noise(self, episode_ids: Tensor, seed: int) -> Noise:
+        return self.room.noise(episode_ids, seed)
 
     def trajectory(self, noise: Noise) -> Trajectory:
         assert not any(name.startswith("feedback") for name in noise)
         return rollout(None, self.room, noise)
 
-    def judged(self, trajectory: Trajectory, noise: Noise, answers: Any) -> Trajectory:
-        return replace(trajectory, facts={"answers": answers})
+    def judged(self, trajectory: Trajectory, noise: Noise, answers: Answers) -> Trajectory:
+        return replace(trajectory, facts={"answers": answers.every(slice(None))})
 
 
 def test_recorded_episodes_stay_recorded_and_are_told_as_played_ones() -> None:
@@ -155,10 +155,12 @@ def test_recorded_episodes_stay_recorded_and_are_told_as_played_ones() -> None:
     noise = recording.noise(torch.arange(5), 3)
     assert isinstance(recording, CorruptedRecording)
     told, expected = recording.trajectory(noise), rollout(None, played, noise)
-    assert torch.equal(told.told_reward, expected.told_reward)  # pyright: ignore[reportArgumentType]
-    judged = recording.judged(told, noise, torch.ones(5))
+    assert told.told is not None
+    assert expected.told is not None
+    assert torch.equal(told.told.reward, expected.told.reward)
+    judged = recording.judged(told, noise, Logits(torch.ones(5)))
     assert judged.facts["answers"].sum() == 5
-    assert judged.told_reward is told.told_reward
+    assert judged.told is told.told
 
 
 # ---------------------------------------------------------------- nothing else changes
@@ -188,7 +190,7 @@ def test_nothing_but_the_told_feedback_changes(domain: str, name: str) -> None:
             played.append(rollout(agent, simulator, simulator.noise(ids, 0), gumbel_BTA))
         for name, value in happened(played[0]).items():
             assert torch.equal(value, happened(played[1])[name]), name
-        assert played[0].told_reward is None
+        assert played[0].told is None
         for name, value in clean.measure(played[0]).items():
             assert torch.equal(value.nan_to_num(), other.measure(played[1])[name].nan_to_num()), name
 
@@ -210,8 +212,8 @@ def test_the_channel_reads_nothing_back_to_the_host() -> None:
     noise = {name: value.to("meta") for name, value in here.noise(torch.arange(4), 0).items()}
     policy = build_random("uat", there.spec, dtype=torch.float32).to("meta")
     played = rollout(policy, there, noise)
-    assert played.told_reward is not None
-    assert played.told_reward.is_meta
+    assert played.told is not None
+    assert played.told.reward.is_meta
     with pytest.raises(RuntimeError, match="item"):
         noise["start"][0].item()
 

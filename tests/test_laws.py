@@ -68,7 +68,8 @@ def test_parallel_pass_equals_the_equations(
 @both_methods
 def test_loss_and_its_gradients_equal_the_equations(method: str, spec: Spec) -> None:
     policy, batch = build_random(method, spec), random_batch(spec)
-    batch.target = batch.target.double() if isinstance(spec.action, Weights) else batch.target
+    target = batch.required_target
+    batch.target = target.double() if isinstance(spec.action, Weights) else target
     total, count = policy.loss(batch)["imitation"]
     expected = reference.loss(policy, batch)
     assert count == batch.valid.sum()
@@ -481,7 +482,7 @@ def fit(policy: Policy, updates: int) -> Policy:
 
 @torch.no_grad()
 def sup_error(policy: Policy, batch: Batch) -> float:
-    return (policy.logits(batch).softmax(-1) - batch.target).norm(dim=-1).max().item()
+    return (policy.logits(batch).softmax(-1) - batch.required_target).norm(dim=-1).max().item()
 
 
 @pytest.mark.slow
@@ -490,7 +491,7 @@ def test_uat_approximates_a_feedback_map_uniformly_and_vanilla_cannot() -> None:
     uat = build_uat(HISTORIES, dtype=torch.float32, **sizes, d_utility=16, d_action=8, d_hidden=32)
     vanilla = Vanilla(HISTORIES, VanillaConfig(dropout=0.0, **sizes))
     batch, aliased = grid(levels=4)
-    same_observations = batch.target[:, -1].unflatten(0, (-1, aliased))
+    same_observations = batch.required_target[:, -1].unflatten(0, (-1, aliased))
     separation = (same_observations.amax(1) - same_observations.amin(1)).norm(dim=-1).max().item()
     assert separation > 0.5
     assert sup_error(fit(uat, 1500), batch) < 0.05

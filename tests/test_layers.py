@@ -28,11 +28,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "threads": {"settings"},
     "compiling": set(),
     "episode": set(),
-    "clock": {"episode", "compiling"},
+    "clock": {"episode"},
     "spec": {"settings", "clock"},
     "metrics": set(),
     "contracts": {"spec", "episode"},
-    "noise": {"compiling"},
+    "noise": set(),
     "nn": {"settings", *CORE_TYPES, "compiling"},
     "methods": {"settings", "registry", *CORE_TYPES, "nn", "noise", "acting"},
     "data": {"settings", *CORE_TYPES, "noise", "files", "archives", "memory"},
@@ -45,7 +45,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "archives",
         "data",
         "acting",
-        "compiling",
         "memory",
     },
     "acting": {"settings", *CORE_TYPES},
@@ -59,10 +58,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "methods",
         "domains",
         "acting",
+        "feedback",
     },
     "checks": {"settings", *CORE_TYPES},
     "logs": {"settings", *CORE_TYPES, "checks"},
-    "feedback": {"settings", *CORE_TYPES, "checks", "noise", "acting"},
+    "feedback": {"settings", *CORE_TYPES, "checks", "noise", "acting", "domains"},
     "config": {"settings", "registry", *CORE_TYPES, "methods", "domains", "feedback"},
     "recipes": {*CORE_TYPES, "methods", "domains", "config"},
     "runs": {"settings", "files", "lock", "tensor_files", *CORE_TYPES, "methods", "domains", "config", "rows"},
@@ -167,7 +167,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """Each file or folder of the package, and which others it may import."""
 
-MOVING = {part: {"engines"} for part in ("clock", "noise", "nn", "methods", "domains")}
+MOVING = {part: {"engines"} for part in ("nn", "methods")}
 """Parts that still call fast paths themselves, until an engine does it for them."""
 
 CORE = {"torch", "numpy", "safetensors"}

@@ -31,7 +31,7 @@ def test_logs_become_what_a_policy_may_know() -> None:
     assert batch.prev_action.tolist() == [[-1, 0, 1], [-1, 2, -1]]
     assert batch.prev_reward.tolist() == [[0, 1, 0], [0, 0, 0]]
     assert trajectory.done.tolist() == [[False, False, True], [False, True, False]]
-    assert torch.equal(trajectory.target, trajectory.action)
+    assert torch.equal(trajectory.required_target, trajectory.action)
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.bool_, np.float32])
@@ -84,6 +84,6 @@ def test_a_log_that_cannot_be_is_refused(changes: dict[str, Any], sentence: str)
 def test_methods_see_no_fact_that_the_spec_does_not_name() -> None:
     trajectory = uat.episodes(SPEC, **log())
     trajectory.facts = {"regime": torch.ones(2, 3), "price": torch.ones(2, 3)}
-    open_spec = uat.Spec(obs=uat.Vector(2), action=uat.Discrete(3), horizon=4, extras={"price": ()})
-    assert SPEC.clock.batch(trajectory).extras == {}
-    assert open_spec.clock.batch(trajectory).extras.keys() == {"price"}
+    open_spec = uat.Spec(obs=uat.Vector(2), action=uat.Discrete(3), horizon=4, facts={"price": ()})
+    assert SPEC.clock.batch(trajectory).facts == {}
+    assert open_spec.clock.batch(trajectory).facts.keys() == {"price"}

@@ -9,13 +9,13 @@ Where no action changes anything (a `Recording`) there is nothing to play: the a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from uat.contracts import Agent, Answers, Reader, Recording, Simulator
-from uat.episode import Batch, Noise, Step, Trajectory
+from uat.contracts import Agent, Reader, Recording, Simulator, Transition, choose
+from uat.episode import Noise, Told, Trajectory
 from uat.settings import Share, check_fields
 from uat.spec import Discrete, Spec
 
@@ -43,74 +43,27 @@ class Behaviour:
         return torch.lerp(expert_BA, uniform_BA, self.random_share).log().float()
 
 
-def choose(logits_BA: Tensor, spec: Spec, gumbel_BA: Tensor | None = None) -> Tensor:
-    """The action of each stream: the arg-max (a sample, if Gumbel noise is given), or the softmax as weights."""
-    if isinstance(spec.action, Discrete):
-        return (logits_BA if gumbel_BA is None else logits_BA + gumbel_BA).argmax(-1)
-    return logits_BA.softmax(-1)
-
-
-def decide(agent: Any, spec: Spec, state: Any, step: Step, gumbel_BA: Tensor | None) -> tuple[Tensor, Any]:
-    """The action of each stream and the state after it; an agent that chooses by itself does."""
-    if hasattr(agent, "decide"):
-        return agent.decide(state, step, gumbel_BA)
-    logits_BA, state = agent.step(state, step)
-    return choose(logits_BA, spec, gumbel_BA), state
-
-
-def look(agent: Any, state: Any, facts: dict[str, Tensor]) -> Any:
-    """The state after a reference that may has looked at what the world hides; policies have no `look`."""
-    return agent.look(state, facts) if hasattr(agent, "look") else state
-
-
-@dataclass(frozen=True, slots=True)
-class Logits:
-    """Answers of an agent that gives the logits of all actions."""
-
-    logits_BA: Tensor
-
-    def among(self, candidate_BK: Tensor) -> Tensor:
-        return self.logits_BA.gather(1, candidate_BK)
-
-    def every(self, episodes: slice) -> Tensor:
-        return self.logits_BA[episodes]
-
-
 @torch.no_grad()
-def replay(agent: Any, recording: Recording, noise: Noise) -> Trajectory:
-    """Ask an agent about recorded episodes; if nobody is asked, they are as they happened.
-
-    An agent that reads whole episodes (`read`) does so; any other is told step by step.
-    """
+def replay(agent: Agent[Any] | Reader | Behaviour | None, recording: Recording, noise: Noise) -> Trajectory:
+    """Ask an agent about recorded episodes; if nobody is asked, they are as they happened."""
     trajectory = recording.trajectory(noise)
     if agent is None or isinstance(agent, Behaviour):
         return trajectory
-    batch = recording.spec.clock.batch(trajectory)
-    answers = agent.read(batch) if hasattr(agent, "read") else read_by_steps(agent, batch)
+    answers = agent.read(recording.spec.clock.batch(trajectory))
     return recording.judged(trajectory, noise, answers)
 
 
-def read_by_steps(agent: Agent[Any], batch: Batch) -> Answers:
-    """The slow twin of an agent's own `read`: what it answers at the last real step, told one step at a time."""
-    streams, steps = batch.valid.shape
-    state, last = agent.init_state(streams, steps, batch.obs.device), batch.last_B[:, None]
-    logits_BA = None
-    for t in range(steps):
-        now_BA, state = agent.step(state, batch.step(t))
-        logits_BA = now_BA if logits_BA is None else torch.where(last >= t, now_BA, logits_BA)
-    assert logits_BA is not None
-    return Logits(logits_BA)
-
-
-def told(simulator: Any, world: Any, action: Tensor, reward_B: Tensor) -> tuple[Tensor, Tensor]:
-    """What a policy is told of the step that led to this world: what happened, unless the simulator says otherwise."""
-    return simulator.told(world) if hasattr(simulator, "told") else (action, reward_B)
+def has_expert(worlds: Simulator[Any] | Recording) -> bool:
+    """Whether an expert can play these worlds."""
+    if isinstance(worlds, Recording):
+        return False
+    return worlds.expert(worlds.reset(worlds.noise(torch.arange(1), 0))[0]) is not None
 
 
 @torch.no_grad()
 def rollout(
     agent: Agent[Any] | Reader | Behaviour | None,
-    simulator: Simulator[Any] | Recording,
+    worlds: Simulator[Any] | Recording,
     noise: Noise,
     gumbel_BTA: Tensor | None = None,
 ) -> Trajectory:
@@ -119,42 +72,77 @@ def rollout(
     After an episode ends its stream goes on as padding (`valid` False) until the horizon. Recorded episodes are
     replayed.
     """
-    if isinstance(simulator, Recording):
-        return replay(agent, simulator, noise)
-    agent, spec = cast("Agent[Any] | Behaviour | None", agent), simulator.spec
+    if isinstance(worlds, Recording):
+        return replay(agent, worlds, noise)
+    spec = worlds.spec
     if spec.reward_lag < 1:
         raise ValueError(f"reward_lag={spec.reward_lag} is for logs: in a simulator the reward comes after the action")
-    if hasattr(agent, "plays") and cast(Any, agent).plays(simulator):
-        return cast(Any, agent).play(simulator, noise, gumbel_BTA)
-    world, obs = simulator.reset(noise)
+    if not (agent is None or isinstance(agent, Agent | Behaviour)):
+        raise ValueError(f"{type(agent).__name__} answers questions about recorded episodes, and cannot play")
+    if isinstance(agent, Agent) and agent.plays(worlds):
+        return agent.play(worlds, noise, gumbel_BTA)
+    world, obs = worlds.reset(noise)
     streams, device = obs.shape[0], obs.device
-    state = None if agent is None or isinstance(agent, Behaviour) else agent.init_state(streams, spec.horizon, device)
+    state = agent.init_state(streams, spec.horizon, device) if isinstance(agent, Agent) else None
     history = spec.clock.begin(spec.no_action(streams, device))
-    record: dict[str, list[Tensor]] = {}
+    record = _Record()
     for t in range(spec.horizon):
-        target, allowed, facts = simulator.expert(world), simulator.allowed(world), simulator.facts(world)
-        action = target
+        target, allowed, facts = worlds.expert(world), worlds.allowed(world), worlds.facts(world)
         gumbel_BA = None if gumbel_BTA is None else gumbel_BTA[:, t]
-        if isinstance(agent, Behaviour):
-            action = choose(agent.logits(target, spec, allowed), spec, gumbel_BA)
-        elif agent is not None:
-            state = look(agent, state, facts)
-            action, state = decide(agent, spec, state, history.step(obs, allowed), gumbel_BA)
-        seen = {"obs": obs, "target": target, **({} if allowed is None else {"allowed": allowed})}
-        world, obs, reward_B, done_B = simulator.step(world, action)
-        told_action, told_reward_B = told(simulator, world, action, reward_B)
-        history.add(told_action, told_reward_B)
-        happened = {"action": action, "reward": reward_B, "done": done_B}
-        if hasattr(simulator, "told"):
-            happened |= {"told_action": told_action, "told_reward": told_reward_B}
-        for name, value in {**seen, **happened, **{f"facts.{k}": v for k, v in facts.items()}}.items():
-            record.setdefault(name, []).append(value)
-    return _trajectory({name: torch.stack(values, dim=1) for name, values in record.items()})
+        if isinstance(agent, Agent):
+            state = agent.look(state, facts)
+            action, state = agent.decide(state, history.step(obs, allowed), gumbel_BA)
+        elif target is None:
+            raise ValueError(f"{type(worlds).__name__} has no expert that could play: name an agent")
+        else:
+            action = target if agent is None else choose(agent.logits(target, spec, allowed), spec, gumbel_BA)
+        after = worlds.step(world, action)
+        record.add(obs, target, allowed, facts, action, after)
+        world, obs, told = after.world, after.obs, after.told
+        history.add(action if told is None else told.action, after.reward_B if told is None else told.reward)
+    return record.trajectory()
 
 
-def _trajectory(record: dict[str, Tensor]) -> Trajectory:
-    """What was recorded; steps after an episode's end are padding."""
-    facts = {name.removeprefix("facts."): record.pop(name) for name in list(record) if name.startswith("facts.")}
-    done_BT = record.pop("done")
-    valid_BT = done_BT.int().cumsum(1) - done_BT.int() == 0
-    return Trajectory(done=done_BT & valid_BT, valid=valid_BT, facts=facts, **record)
+class _Record:
+    """What happens while episodes are played, step by step."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, list[Tensor]] = {}
+
+    def add(
+        self,
+        obs: Tensor,
+        target: Tensor | None,
+        allowed: Tensor | None,
+        facts: dict[str, Tensor],
+        action: Tensor,
+        after: Transition[Any],
+    ) -> None:
+        """A value that is None at one step must be so at all."""
+        seen = {"obs": obs, "target": target, "allowed": allowed, "action": action, "reward": after.reward_B}
+        ends = {"terminated": after.terminated_B, "truncated": after.truncated_B}
+        if after.truncated_B is not None:
+            ends["final_obs"] = after.obs if after.final_obs is None else after.final_obs
+        told = {} if after.told is None else {"told.action": after.told.action, "told.reward": after.told.reward}
+        for name, value in {**seen, **ends, **told, **{f"facts.{k}": v for k, v in facts.items()}}.items():
+            if value is not None:
+                self.columns.setdefault(name, []).append(value)
+
+    def trajectory(self) -> Trajectory:
+        """All steps; those after an episode's end are padding."""
+        x = {name: torch.stack(values, dim=1) for name, values in self.columns.items()}
+        facts = {name.removeprefix("facts."): x.pop(name) for name in list(x) if name.startswith("facts.")}
+        told = Told(action=x.pop("told.action"), reward=x.pop("told.reward")) if "told.action" in x else None
+        terminated_BT, truncated_BT, seen = x.pop("terminated"), x.pop("truncated", None), x.pop("final_obs", None)
+        done_BT = terminated_BT if truncated_BT is None else terminated_BT | truncated_BT
+        valid_BT = done_BT.int().cumsum(1) - done_BT.int() == 0
+        row_B, last_B = torch.arange(len(valid_BT), device=valid_BT.device), valid_BT.sum(1) - 1
+        return Trajectory(
+            terminated=terminated_BT & valid_BT,
+            truncated=None if truncated_BT is None else truncated_BT & ~terminated_BT & valid_BT,
+            final_obs=None if seen is None else seen[row_B, last_B],
+            valid=valid_BT,
+            facts=facts,
+            told=told,
+            **x,
+        )

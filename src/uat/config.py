@@ -249,5 +249,6 @@ def spec_from_json(data: Mapping[str, Any]) -> Spec:
         name: KINDS[data[name]["kind"]](**{k: v for k, v in data[name].items() if k != "kind"})
         for name in ("obs", "action")
     }
-    extras = {name: tuple(shape) for name, shape in data["extras"].items()}
-    return Spec(**{**data, **parts, "extras": extras})
+    others = {("facts" if name == "extras" else name): value for name, value in data.items()}  # its older name
+    facts = {name: tuple(shape) for name, shape in others["facts"].items()}
+    return Spec(**{**others, **parts, "facts": facts})

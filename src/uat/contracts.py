@@ -1,93 +1,33 @@
-"""The contracts: agents act, simulators are acted in, recordings are read."""
+"""The contracts: agents act, simulators are acted in, recordings are read.
+
+Each is a base class: what is abstract must be written, all else has a default that says "there is none". Nothing is
+looked for by name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from uat.episode import Batch, Noise, Step, Trajectory
-from uat.spec import Spec
+from uat.episode import Batch, Noise, Step, Told, Trajectory
+from uat.spec import Discrete, Spec
 
 State = TypeVar("State")
 World = TypeVar("World")
 
 
-class Agent(Protocol[State]):
-    """Whoever can play: every policy, and every reference such as a Bayes filter."""
-
-    sampled: ClassVar[bool]
-    """Whether, when judged, it plays a sample of its logits instead of their arg-max."""
-
-    def init_state(self, streams: int, capacity: int, device: torch.device | str) -> State:
-        """Memory for `streams` streams of at most `capacity` steps."""
-        ...
-
-    def step(self, state: State, step: Step) -> tuple[Tensor, State]:
-        """Logits over actions, and the state after this step; the state that came in is consumed."""
-        ...
+# ---------------------------------------------------------------- who acts
 
 
-@dataclass(frozen=True, slots=True)
-class Inside:
-    """Worlds that are played inside a policy's kernel: four Triton functions, and what these read and write.
-
-    start(stream, live, world, T) gives where each world is at first, a number of 32 bits for each row.
-    look(t, spot, stream, live, o, world, T, FETCH) gives what the streams observe at step t, a row each, and all that
-    the other two need to know of it (one thing or a tuple). note(t, seen, known, stream, live, o, world, T, PUT) writes
-    down what belongs to that step. move(t, known, stream, live, action, world, T) gives their rewards and where the
-    worlds are then, as `start` does, and writes these down. FETCH(ptr, mask) and PUT(ptr, x, mask) read and write
-    numbers of 32 bits without a wait for others; plain loads and stores do, too, in time.
-
-    A stream may have several rows, which are alike: they write the same. What was written is not read again.
-    """
-
-    start: Any
-    look: Any
-    note: Any
-    move: Any
-    world: tuple[Tensor | int, ...]
-    trajectory: Callable[[Tensor], Trajectory]
-    """The episodes, once they are played with these actions (B, T)."""
-
-
-class Simulator(Protocol[World]):
-    """B worlds at once on one device, driven by randomness that is handed in.
-
-    A simulator may also say `told(world)`: of the step that led to this world, the action and the reward that a
-    policy is told of, (B, ...) and (B,), where these are not what happened. And where `plays_inside` is true it offers
-    `inside(noise)`: the same episodes for a policy of the same spec that plays them in one launch; all actions are
-    allowed there, and policies are told what happened.
-    """
-
-    spec: Spec
-
-    def noise(self, episode_ids: Tensor, seed: int) -> Noise:
-        """All randomness of these episodes: the same for the same (seed, id), whatever the batch or device."""
-        ...
-
-    def reset(self, noise: Noise) -> tuple[World, Tensor]:
-        """The worlds at their first step, and what is observed there."""
-        ...
-
-    def expert(self, world: World) -> Tensor:
-        """The privileged expert's action in each world."""
-        ...
-
-    def allowed(self, world: World) -> Tensor | None:
-        """(B, A) True where the action may be taken now; None: all may."""
-        ...
-
-    def step(self, world: World, action: Tensor) -> tuple[World, Tensor, Tensor, Tensor]:
-        """The worlds after the action, the next observation, the reward, and whether the episode ended."""
-        ...
-
-    def facts(self, world: World) -> dict[str, Tensor]:
-        """What the domain's metrics need to know of this step; methods see only what the spec names."""
-        ...
+def choose(logits_BA: Tensor, spec: Spec, gumbel_BA: Tensor | None = None) -> Tensor:
+    """The action of each stream: the arg-max (a sample, if Gumbel noise is given), or the softmax as weights."""
+    if isinstance(spec.action, Discrete):
+        return (logits_BA if gumbel_BA is None else logits_BA + gumbel_BA).argmax(-1)
+    return logits_BA.softmax(-1)
 
 
 class Answers(Protocol):
@@ -102,34 +42,149 @@ class Answers(Protocol):
         ...
 
 
-class Reader(Protocol):
-    """Whoever can be asked about recorded episodes: every policy, and references that never act."""
+@dataclass(frozen=True, slots=True)
+class Logits:
+    """Answers of an agent that gives the logits of all actions."""
 
-    sampled: ClassVar[bool]
+    logits_BA: Tensor
 
+    def among(self, candidate_BK: Tensor) -> Tensor:
+        return self.logits_BA.gather(1, candidate_BK)
+
+    def every(self, episodes: slice) -> Tensor:
+        return self.logits_BA[episodes]
+
+
+class Reader(ABC):
+    """Whoever can be asked about recorded episodes: every agent, and references that never act."""
+
+    sampled: ClassVar[bool] = False
+    """Whether, when judged, it plays a sample of its logits instead of their arg-max."""
+
+    @abstractmethod
     def read(self, batch: Batch) -> Answers:
         """What it answers at the last real step of each episode."""
-        ...
 
 
-@runtime_checkable
-class Recording(Protocol):
+class Agent(Reader, Generic[State]):
+    """Whoever can play: every policy, and every reference such as a Bayes filter."""
+
+    spec: Spec
+    """The problem that it acts in."""
+
+    @abstractmethod
+    def init_state(self, streams: int, capacity: int, device: torch.device | str) -> State:
+        """Memory for `streams` streams of at most `capacity` steps."""
+
+    @abstractmethod
+    def step(self, state: State, step: Step) -> tuple[Tensor, State]:
+        """Logits over actions, and the state after this step; the state that came in is consumed."""
+
+    def decide(self, state: State, step: Step, gumbel_BA: Tensor | None = None) -> tuple[Tensor, State]:
+        """The action of each stream (see `choose`), and the state after this step."""
+        logits_BA, state = self.step(state, step)
+        return choose(logits_BA, self.spec, gumbel_BA), state
+
+    def look(self, state: State, facts: dict[str, Tensor]) -> State:
+        """The state after a reference has seen facts that the world hides; called before each step. Policies do not
+        look."""
+        return state
+
+    def read(self, batch: Batch) -> Answers:
+        return read_by_steps(self, batch)
+
+    def plays(self, simulator: Any) -> bool:
+        """Whether `play` takes these worlds."""
+        return False
+
+    def play(self, simulator: Any, noise: Noise, gumbel_BTA: Tensor | None = None) -> Trajectory:
+        """One episode in each world as `rollout` plays them, in one launch."""
+        raise ValueError(f"{type(self).__name__} does not play whole episodes in one launch")
+
+
+def read_by_steps(agent: Agent[Any], batch: Batch) -> Answers:
+    """What an agent answers at the last real step, told one step at a time: the slow twin of a `read` of its own."""
+    streams, steps = batch.valid.shape
+    state, last = agent.init_state(streams, steps, batch.obs.device), batch.last_B[:, None]
+    logits_BA = None
+    for t in range(steps):
+        now_BA, state = agent.step(state, batch.step(t))
+        logits_BA = now_BA if logits_BA is None else torch.where(last >= t, now_BA, logits_BA)
+    assert logits_BA is not None
+    return Logits(logits_BA)
+
+
+# ---------------------------------------------------------------- where
+
+
+class Worlds(ABC):
+    """B episodes at once on one device, driven by randomness that is handed in."""
+
+    spec: Spec
+
+    @abstractmethod
+    def noise(self, episode_ids: Tensor, seed: int) -> Noise:
+        """All randomness of these episodes: the same for the same (seed, id), whatever the batch or device."""
+
+
+@dataclass(slots=True)
+class Transition(Generic[World]):
+    """What an action led to."""
+
+    world: World
+    """The worlds after the action."""
+    obs: Tensor
+    """What is observed there; after an episode's end, whatever follows."""
+    reward_B: Tensor
+    """What the action earned."""
+    terminated_B: Tensor
+    """True where the task ended the episode: nothing could have been earned after it."""
+    truncated_B: Tensor | None = None
+    """True where the episode was cut off, as by a time limit: more could have been earned. None: nowhere."""
+    final_obs: Tensor | None = None
+    """What is observed where the episode ended, in worlds whose `obs` belongs to the next one by then. None: `obs`."""
+    told: Told | None = None
+    """What a policy is told of this step, in place of what happened. None: the truth."""
+
+
+class Simulator(Worlds, Generic[World]):
+    """Worlds that actions change."""
+
+    on_host: bool = False
+    """Whether a step runs code that must not be captured as a CUDA graph, such as an environment in Python."""
+
+    @abstractmethod
+    def reset(self, noise: Noise) -> tuple[World, Tensor]:
+        """The worlds at their first step, and what is observed there."""
+
+    @abstractmethod
+    def step(self, world: World, action: Tensor) -> Transition[World]:
+        """What the action of each world leads to."""
+
+    def expert(self, world: World) -> Tensor | None:
+        """The privileged expert's action in each world, to be imitated; None: there is no expert."""
+        return None
+
+    def allowed(self, world: World) -> Tensor | None:
+        """(B, A) True where the action may be taken now; None: all may."""
+        return None
+
+    def facts(self, world: World) -> dict[str, Tensor]:
+        """What metrics and references need to know of this step; methods see only what the spec names."""
+        return {}
+
+
+class Recording(Worlds):
     """Episodes that no action changes, such as those of a log: all there at once, and agents are asked about them.
 
     Training needs no play. Whoever is judged is told what happened, never what it would have done; it is asked at the
     last step of each episode.
     """
 
-    spec: Spec
-
-    def noise(self, episode_ids: Tensor, seed: int) -> Noise:
-        """All randomness of these episodes: the same for the same (seed, id), whatever the batch or device."""
-        ...
-
+    @abstractmethod
     def trajectory(self, noise: Noise) -> Trajectory:
         """The episodes as they happened; their actions are the recorded ones."""
-        ...
 
+    @abstractmethod
     def judged(self, trajectory: Trajectory, noise: Noise, answers: Answers) -> Trajectory:
         """The episodes with facts, one per episode, of how good the answers were: what the metrics are made of."""
-        ...

@@ -51,24 +51,45 @@ class Step(TensorFields):
 
 
 @dataclass(slots=True, kw_only=True)
+class Told(TensorFields):
+    """What the feedback channel says in place of what was done and earned; the clock shifts it like the truth."""
+
+    action: Tensor
+    reward: Tensor
+
+
+@dataclass(slots=True, kw_only=True)
 class Trajectory(TensorFields):
     """B episodes as they happened, unshifted: action[t] was chosen after obs[t] and earned reward[t]."""
 
     obs: Tensor
     action: Tensor
     reward: Tensor
-    done: Tensor
-    target: Tensor
-    """The expert's action: ids (B, T), or weights (B, T, A)."""
+    terminated: Tensor
+    """(B, T) True at the step with which the task ended the episode: nothing could have been earned after it."""
     valid: Tensor
     """(B, T) True for real steps, False for padding."""
+    truncated: Tensor | None = None
+    """(B, T) True at the step after which the episode was cut off, as by a time limit. None: nowhere."""
+    final_obs: Tensor | None = None
+    """(B, ...) What was observed after the last real step; there where some episodes may be truncated."""
+    target: Tensor | None = None
+    """The expert's action: ids (B, T), or vectors (B, T, A). None: nobody is there to be imitated."""
     allowed: Tensor | None = None
     facts: dict[str, Tensor] = field(default_factory=dict)
-    """What metrics need to know of each step; hidden from methods unless the spec names it among its extras."""
-    told_action: Tensor | None = None
-    """What the feedback channel says in place of `action`; None: the truth."""
-    told_reward: Tensor | None = None
-    """What the feedback channel carries in place of `reward`, before the clock shifts it; None: the truth."""
+    """What metrics need to know of each step; hidden from methods unless the spec names it."""
+    told: Told | None = None
+    """What the feedback channel carries, before the clock shifts it. None: the truth."""
+
+    @property
+    def done(self) -> Tensor:
+        """(B, T) True at the last step of an episode, whatever ended it."""
+        return self.terminated if self.truncated is None else self.terminated | self.truncated
+
+    @property
+    def required_target(self) -> Tensor:
+        """The expert's actions, for a metric or a loss that cannot do without."""
+        return _required(self.target)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,14 +99,15 @@ class Batch(TensorFields):
     obs: Tensor
     prev_action: Tensor
     prev_reward: Tensor
-    target: Tensor
     valid: Tensor
+    target: Tensor | None = None
+    """The expert's action; None: nobody is there to be imitated."""
     allowed: Tensor | None = None
     start: Tensor | None = None
     """(B,) position of the first step in the policy's table; None: 0."""
-    extras: dict[str, Tensor] = field(default_factory=dict)
-    """Facts that the spec shows to methods."""
-    happened: Trajectory | None = None
+    facts: dict[str, Tensor] = field(default_factory=dict)
+    """Those that the spec shows to methods."""
+    trajectory: Trajectory | None = None
     """The episodes themselves, for losses that need actions, rewards or ends. Deciding never looks at them."""
 
     def step(self, t: int) -> Step:
@@ -102,6 +124,20 @@ class Batch(TensorFields):
     def last_B(self) -> Tensor:
         """The last real step of each episode."""
         return self.valid.sum(1) - 1
+
+    @property
+    def required_target(self) -> Tensor:
+        """The expert's actions, for a loss that cannot do without."""
+        return _required(self.target)
+
+
+def _required(target: Tensor | None) -> Tensor:
+    if target is None:
+        raise ValueError(
+            "imitation needs an expert's actions, and these episodes have none: give the simulator an `expert`, or the "
+            "log a `target`"
+        )
+    return target
 
 
 def masked_sum(x: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:

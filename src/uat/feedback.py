@@ -18,20 +18,20 @@ Axes: B episodes, T time.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
-from uat.acting import told
 from uat.checks import check_ids
 from uat.clock import NO_ACTION, shift
-from uat.contracts import Simulator
-from uat.episode import Noise, Trajectory
+from uat.contracts import Agent, Answers, Reader, Recording, Simulator, Transition, Worlds
+from uat.domains.domain import Domain, Split
+from uat.episode import Noise, Told, Trajectory
 from uat.noise import uniform
 from uat.settings import Amount, Delay, Seed, check_fields, checked, shown
-from uat.spec import Spec
 
 PREFIX = "feedback."
 """Names of the channel's own noise begin so."""
@@ -84,14 +84,13 @@ class FeedbackConfig:
 
     def tell(self, trajectory: Trajectory, noise: Noise) -> Trajectory:
         """Whole episodes, of which a policy is told something else: what a simulator's channel tells, all at once."""
-        action = trajectory.action if trajectory.told_action is None else trajectory.told_action
-        reward_BT = trajectory.reward if trajectory.told_reward is None else trajectory.told_reward
-        action, sent_BT = self.change(action, reward_BT)
+        true = trajectory if trajectory.told is None else trajectory.told
+        action, sent_BT = self.change(true.action, true.reward)
         if (pick_BT := noise.get(PREFIX + "pick")) is not None:
             sent_BT = sent_BT.gather(1, pick_BT)
         if (normal_BT := noise.get(PREFIX + "normal")) is not None:
             sent_BT = sent_BT + self.noise * normal_BT
-        return replace(trajectory, told_action=action, told_reward=shift(sent_BT, self.delay))
+        return replace(trajectory, told=Told(action=action, reward=shift(sent_BT, self.delay)))
 
 
 TRUE = FeedbackConfig()
@@ -108,27 +107,17 @@ class CorruptedWorld:
     """What every step so far has earned; kept where draws need it."""
     sent: tuple[Tensor, ...] = ()
     """What has been put into the channel so far."""
-    action: Tensor | None = None
-    """What is told of the latest action."""
 
     @property
     def t(self) -> int:
         return len(self.sent)
 
 
-class Corrupted:
-    """Worlds with a channel's own noise beside theirs."""
-
-    def __init__(self, worlds: Any, config: FeedbackConfig) -> None:
-        if isinstance(worlds, Corrupted):
-            raise ValueError("this feedback is corrupted already: give all settings at once")
-        self.worlds, self.config = worlds, config
-        self.spec: Spec = worlds.spec
-
-    def noise(self, episode_ids: Tensor, seed: int) -> Noise:
-        found = self.worlds.noise(episode_ids, seed)
-        device = next(iter(found.values())).device if found else episode_ids.device
-        return {**found, **self.config.draw(episode_ids.to(device), seed, self.spec.horizon)}
+def _drawn(worlds: Worlds, config: FeedbackConfig, episode_ids: Tensor, seed: int) -> Noise:
+    """The worlds' noise with the channel's own beside it."""
+    found = worlds.noise(episode_ids, seed)
+    device = next(iter(found.values())).device if found else episode_ids.device
+    return {**found, **config.draw(episode_ids.to(device), seed, worlds.spec.horizon)}
 
 
 def _apart(noise: Noise) -> tuple[Noise, Noise]:
@@ -137,26 +126,38 @@ def _apart(noise: Noise) -> tuple[Noise, Noise]:
     return {name: value for name, value in noise.items() if name not in own}, own
 
 
-class CorruptedRecording(Corrupted):
+class CorruptedRecording(Recording):
     """Episodes that no action changes, of which policies are told something else than what happened."""
+
+    def __init__(self, worlds: Recording, config: FeedbackConfig) -> None:
+        self.worlds, self.config, self.spec = worlds, config, worlds.spec
+
+    def noise(self, episode_ids: Tensor, seed: int) -> Noise:
+        return _drawn(self.worlds, self.config, episode_ids, seed)
 
     def trajectory(self, noise: Noise) -> Trajectory:
         theirs, own = _apart(noise)
         return self.config.tell(self.worlds.trajectory(theirs), own)
 
-    def judged(self, trajectory: Trajectory, noise: Noise, answers: Any) -> Trajectory:
+    def judged(self, trajectory: Trajectory, noise: Noise, answers: Answers) -> Trajectory:
         return self.worlds.judged(trajectory, _apart(noise)[0], answers)
 
 
-class CorruptedSimulator(Corrupted):
+class CorruptedSimulator(Simulator[CorruptedWorld]):
     """A simulator whose policies are told something else than what happens."""
+
+    def __init__(self, worlds: Simulator[Any], config: FeedbackConfig) -> None:
+        self.worlds, self.config, self.spec, self.on_host = worlds, config, worlds.spec, worlds.on_host
+
+    def noise(self, episode_ids: Tensor, seed: int) -> Noise:
+        return _drawn(self.worlds, self.config, episode_ids, seed)
 
     def reset(self, noise: Noise) -> tuple[CorruptedWorld, Tensor]:
         theirs, own = _apart(noise)
         inner, obs = self.worlds.reset(theirs)
         return CorruptedWorld(inner, own), obs
 
-    def expert(self, world: CorruptedWorld) -> Tensor:
+    def expert(self, world: CorruptedWorld) -> Tensor | None:
         return self.worlds.expert(world.inner)
 
     def allowed(self, world: CorruptedWorld) -> Tensor | None:
@@ -165,23 +166,21 @@ class CorruptedSimulator(Corrupted):
     def facts(self, world: CorruptedWorld) -> dict[str, Tensor]:
         return self.worlds.facts(world.inner)
 
-    def step(self, world: CorruptedWorld, action: Tensor) -> tuple[CorruptedWorld, Tensor, Tensor, Tensor]:
-        inner, obs, reward_B, done_B = self.worlds.step(world.inner, action)
-        told_action, sent_B = self.config.change(*told(self.worlds, inner, action, reward_B))
+    def step(self, world: CorruptedWorld, action: Tensor) -> Transition[CorruptedWorld]:
+        after = self.worlds.step(world.inner, action)
+        true = Told(action=action, reward=after.reward_B) if after.told is None else after.told
+        told_action, sent_B = self.config.change(true.action, true.reward)
         earned = world.earned
         if (pick_BT := world.noise.get(PREFIX + "pick")) is not None:
             earned = (*earned, sent_B)
             sent_B = torch.stack(earned, dim=1).gather(1, pick_BT[:, world.t, None])[:, 0]
         if (normal_BT := world.noise.get(PREFIX + "normal")) is not None:
             sent_B = sent_B + self.config.noise * normal_BT[:, world.t]
-        after = replace(world, inner=inner, earned=earned, sent=(*world.sent, sent_B), action=told_action)
-        return after, obs, reward_B, done_B
-
-    def told(self, world: CorruptedWorld) -> tuple[Tensor, Tensor]:
-        """What is told of the step just made: its action, and the reward that arrives in its place."""
-        assert world.action is not None, "nothing has been done yet"
-        arrived = world.t - 1 - self.config.delay
-        return world.action, world.sent[arrived] if arrived >= 0 else torch.zeros_like(world.sent[0])
+        sent = (*world.sent, sent_B)
+        arrived = world.t - self.config.delay
+        told_B = sent[arrived] if arrived >= 0 else torch.zeros_like(sent_B)
+        inner = replace(world, inner=after.world, earned=earned, sent=sent)
+        return replace(after, world=inner, told=Told(action=told_action, reward=told_B))
 
 
 # ---------------------------------------------------------------- the one line, and domains
@@ -191,15 +190,17 @@ class CorruptedSimulator(Corrupted):
 def corrupt(what: Trajectory, config: FeedbackConfig = ..., /, **settings: Any) -> Trajectory: ...
 @overload
 def corrupt(what: Simulator[Any], config: FeedbackConfig = ..., /, **settings: Any) -> CorruptedSimulator: ...
+@overload
+def corrupt(what: Recording, config: FeedbackConfig = ..., /, **settings: Any) -> CorruptedRecording: ...
 def corrupt(
-    what: Simulator[Any] | Trajectory,
+    what: Simulator[Any] | Recording | Trajectory,
     config: FeedbackConfig = TRUE,
     /,
     *,
     episode_ids: Tensor | None = None,
     seed: int = 0,
     **settings: Any,
-) -> Corrupted | Trajectory:
+) -> CorruptedSimulator | CorruptedRecording | Trajectory:
     """A simulator, or logged episodes, of which policies are told something else: `corrupt(simulator, noise=2.0)`.
 
     Settings are those of FeedbackConfig, and change the config where one is given. Logs take the ids of their
@@ -211,8 +212,6 @@ def corrupt(
     config = replace(checked(config, FeedbackConfig, "config"), **settings)
     checked(seed, Seed, "seed")
     if not isinstance(what, Trajectory):
-        if not (hasattr(what, "noise") and hasattr(what, "spec")):
-            raise ValueError(f"what={shown(what)} must be a simulator, a recording or a Trajectory")
         return corrupted_worlds(what, config)
     ids_B = torch.arange(len(what.valid))
     if episode_ids is not None:
@@ -220,25 +219,49 @@ def corrupt(
     return config.tell(what, config.draw(ids_B.to(what.valid.device), seed, what.valid.shape[1]))
 
 
-def corrupted_worlds(worlds: Any, config: FeedbackConfig) -> Corrupted:
-    """Whatever has a `trajectory(noise)` instead of steps holds recorded episodes, and stays such."""
-    return CorruptedRecording(worlds, config) if hasattr(worlds, "trajectory") else CorruptedSimulator(worlds, config)
+def corrupted_worlds(
+    worlds: Simulator[Any] | Recording, config: FeedbackConfig
+) -> CorruptedSimulator | CorruptedRecording:
+    """Whatever is recorded stays so."""
+    if isinstance(worlds, CorruptedSimulator | CorruptedRecording):
+        raise ValueError("this feedback is corrupted already: give all settings at once")
+    if isinstance(worlds, Recording):
+        return CorruptedRecording(worlds, config)
+    if not isinstance(worlds, Simulator):
+        raise ValueError(f"what={shown(worlds)} must be a simulator, a recording or a Trajectory")
+    return CorruptedSimulator(worlds, config)
 
 
-class CorruptedDomain:
+class CorruptedDomain(Domain):
     """A domain whose policies are told something else; metrics, references and all other facts are the domain's own.
 
     Its references are agents for the true channel: a Bayes filter that meets evidence which cannot be knows nothing.
     """
 
-    def __init__(self, domain: Any, config: FeedbackConfig) -> None:
+    def __init__(self, domain: Domain, config: FeedbackConfig) -> None:
         self.clean, self.feedback = domain, config
+        self.name, self.spec, self.train_tasks, self.task = domain.name, domain.spec, domain.train_tasks, domain.task
+        self.metrics, self.rivals, self.block = domain.metrics, domain.rivals, domain.block
         self.setting = ",".join([*([] if domain.setting == "default" else [domain.setting]), config.setting])
 
     def __getattr__(self, name: str) -> Any:
+        """Whatever else the domain holds."""
         if name == "clean":  # asked for before there is one, by who copies or unpickles
             raise AttributeError(name)
         return getattr(self.clean, name)
 
-    def simulator(self, split: Any, device: torch.device | str) -> Corrupted:
+    def simulator(self, split: Split, device: torch.device | str) -> CorruptedSimulator | CorruptedRecording:
         return corrupted_worlds(self.clean.simulator(split, device), self.feedback)
+
+    def measure(self, trajectory: Trajectory) -> dict[str, Tensor]:
+        return self.clean.measure(trajectory)
+
+    def summarise(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        return self.clean.summarise(values)
+
+    def references(self) -> Mapping[str, Agent[Any] | Reader]:
+        return self.clean.references()
+
+    @property
+    def episodes(self) -> Mapping[str, int]:
+        return self.clean.episodes

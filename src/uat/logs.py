@@ -9,6 +9,7 @@ from uat.checks import (
     as_tensor,
     check_actions,
     check_allowed,
+    check_mask,
     check_observations,
     check_rewards,
     check_valid,
@@ -27,25 +28,32 @@ def episodes(
     target: Array | None = None,
     valid: Array | None = None,
     allowed: Array | None = None,
+    truncated: Array | None = None,
 ) -> Trajectory:
     """B episodes of T steps as they happened: action[t] was chosen after obs[t] and earned reward[t].
 
     target: what an expert would have done; unset: what was done. valid: False for padding at the end of short
-    episodes. allowed: True where an action might be taken; targets are always allowed. `spec.clock.batch` makes of the
-    result what a policy may know.
+    episodes. allowed: True where an action might be taken; targets are always allowed. truncated: (B,) True for
+    episodes that went on after their last logged step; the others ended there. `spec.clock.batch` makes of the result
+    what a policy may know.
     """
     checked(spec, Spec, "spec")
     shape = tuple(as_tensor("reward", reward).shape)
     if len(shape) != 2 or 0 in shape:
         raise ValueError(f"reward: expected shape (episodes, steps) with at least one of each, got {shape}")
     valid_BT = torch.ones(shape, dtype=torch.bool) if valid is None else check_valid(valid, shape)
-    done = check_actions("action", action, spec, shape, valid_BT)
-    right = done if target is None else check_actions("target", target, spec, shape, valid_BT)
+    taken = check_actions("action", action, spec, shape, valid_BT)
+    right = taken if target is None else check_actions("target", target, spec, shape, valid_BT)
+    last_BT = valid_BT & ~torch.cat([valid_BT[:, 1:], torch.zeros_like(valid_BT[:, :1])], dim=1)
+    cut_B = torch.zeros(shape[0], dtype=torch.bool)
+    if truncated is not None:
+        cut_B = check_mask("truncated", truncated, shape[:1])
     return Trajectory(
         obs=check_observations(obs, spec, shape, valid_BT),
-        action=done,
+        action=taken,
         reward=check_rewards(reward, spec, shape, valid_BT),
-        done=valid_BT & ~torch.cat([valid_BT[:, 1:], torch.zeros_like(valid_BT[:, :1])], dim=1),
+        terminated=last_BT & ~cut_B[:, None],
+        truncated=None if truncated is None else last_BT & cut_B[:, None],
         target=right,
         valid=valid_BT,
         allowed=None if allowed is None else check_allowed(allowed, right, spec, valid_BT),

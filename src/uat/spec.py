@@ -70,15 +70,15 @@ class Spec:
     reward_lag: Delay = 1
     """The reward channel at t carries r[t - reward_lag]: 1 for a simulator without delay, 1 + d with
     delay d; d for logs, whose interaction t is complete when the decision at t is made."""
-    extras: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    facts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Facts of a step that a method may ask for, with their shapes; all other facts are hidden from methods."""
 
     def __post_init__(self) -> None:
         check_fields(self, "Spec.")
-        for name, shape in self.extras.items():
-            checked(name, str, "the name in Spec.extras")
-            if not all(side > 0 for side in checked(shape, tuple[int, ...], f"Spec.extras[{name!r:.40}]")):
-                raise ValueError(f"Spec.extras[{name!r:.40}]={shown(shape)} must be a shape: sides of at least 1")
+        for name, shape in self.facts.items():
+            checked(name, str, "the name in Spec.facts")
+            if not all(side > 0 for side in checked(shape, tuple[int, ...], f"Spec.facts[{name!r:.40}]")):
+                raise ValueError(f"Spec.facts[{name!r:.40}]={shown(shape)} must be a shape: sides of at least 1")
 
     def no_action(self, streams: int, device: torch.device | str = "cpu") -> Tensor:
         """What was done before the first step of each stream."""
@@ -88,4 +88,4 @@ class Spec:
 
     @property
     def clock(self) -> Clock:
-        return Clock(reward_lag=self.reward_lag, reward_scale=self.reward_scale, extras=tuple(self.extras))
+        return Clock(reward_lag=self.reward_lag, reward_scale=self.reward_scale, facts=tuple(self.facts))

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from tests.builders import build_random
-from uat.acting import read_by_steps, rollout
+from uat.acting import rollout
 from uat.config import override
-from uat.contracts import Agent, Reader, Recording, Simulator
-from uat.domains import DOMAINS, Domain, split_seed, summarised
+from uat.contracts import Agent, Reader, Recording, Simulator, read_by_steps
+from uat.domains import DOMAINS, Domain, split_seed
 from uat.engines.rollout import Player
 from uat.episode import Step, Trajectory
 from uat.recipes import pairs, recipe
@@ -32,13 +32,11 @@ def domain(request: pytest.FixtureRequest) -> Domain:
     return entry.build(entry.config())
 
 
-class Recorder:
+class Recorder(Agent[None]):
     """Plays at random, and remembers every step it was shown, as it was then."""
 
-    sampled: ClassVar[bool] = False
-
     def __init__(self, spec: Spec) -> None:
-        self.spec, self.steps = spec, []
+        self.spec, self.steps = spec, list[Step]()
         self.generator = torch.Generator().manual_seed(0)
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> None:
@@ -89,13 +87,13 @@ def test_noise_depends_on_seed_and_id_alone(domain: Domain, split: Any) -> None:
     assert whole
     for name, value in whole.items():
         assert torch.equal(part[name], value[some]), name
-    if split not in getattr(domain, "episodes", {}):  # those are so many and no more, whatever the seed
+    if split not in domain.episodes:  # those are so many and no more, whatever the seed
         assert any(not torch.equal(other[name], value) for name, value in whole.items())
 
 
 @every_split
 def test_a_split_that_holds_so_many_episodes_holds_no_two_alike(domain: Domain, split: Any) -> None:
-    count = getattr(domain, "episodes", {}).get(split)
+    count = domain.episodes.get(split)
     if count is not None:
         noise = domain.simulator(split, "cpu").noise(torch.arange(count + 1), SEED)
         rows = torch.stack([value.double().view(count + 1, -1).sum(1) for value in noise.values()], dim=1)
@@ -109,7 +107,7 @@ def test_same_noise_gives_the_same_episodes_in_any_batch(domain: Domain, split: 
     whole = rollout(None, simulator, simulator.noise(IDS, SEED))
     some = torch.tensor([9, 2])
     part = rollout(None, simulator, simulator.noise(some, SEED))
-    for name in ("obs", "action", "reward", "done", "target", "valid"):
+    for name in ("obs", "action", "reward", "terminated", "target", "valid"):
         assert torch.equal(getattr(part, name), getattr(whole, name)[some]), name
 
 
@@ -141,15 +139,15 @@ def test_rollouts_fit_the_spec(domain: Domain) -> None:
             expected = shape, torch.int64
     assert (tuple(trajectory.obs.shape), trajectory.obs.dtype) == expected
     ids = isinstance(spec.action, Discrete)
-    for value in (trajectory.action, trajectory.target):
+    for value in (trajectory.action, trajectory.required_target):
         assert value.shape == (shape if ids else (*shape, spec.action.count))
         assert value.dtype == (torch.int64 if ids else torch.float32)
     assert (trajectory.reward.shape, trajectory.reward.dtype) == (shape, torch.float32)
-    for value in (trajectory.done, trajectory.valid):
+    for value in (trajectory.terminated, trajectory.valid):
         assert (value.shape, value.dtype) == (shape, torch.bool)
     if trajectory.allowed is not None:
         assert (trajectory.allowed.shape, trajectory.allowed.dtype) == ((*shape, spec.action.count), torch.bool)
-    for name, inner in spec.extras.items():
+    for name, inner in spec.facts.items():
         assert trajectory.facts[name].shape == (*shape, *inner), name
 
 
@@ -161,7 +159,7 @@ def test_rollouts_hold_legal_values(domain: Domain) -> None:
     assert torch.equal(real[:, 1:], real[:, :-1] & ~trajectory.done[:, :-1])
     assert trajectory.reward[real].isfinite().all()
     assert trajectory.obs[real].isfinite().all()
-    for value in (trajectory.action[real], trajectory.target[real]):
+    for value in (trajectory.action[real], trajectory.required_target[real]):
         if isinstance(spec.action, Discrete):
             assert value.min() >= 0
             assert value.max() < spec.action.count
@@ -217,7 +215,7 @@ def test_nothing_that_is_answered_changes_a_recording(domain: Domain) -> None:
     if not is_recorded(domain):
         return
     asked, unasked = random_play(domain), play(domain.simulator("test", "cpu"))
-    for name in ("obs", "action", "reward", "done", "target", "valid"):
+    for name in ("obs", "action", "reward", "terminated", "target", "valid"):
         assert torch.equal(getattr(asked, name), getattr(unasked, name)), name
     assert unasked.valid.all()  # whole episodes: the last step is the one that is asked about
 
@@ -243,7 +241,7 @@ def test_expert_scores_full_accuracy(domain: Domain) -> None:
     if is_recorded(domain):  # what happened is not what the expert would do
         return
     trajectory = play(domain.simulator("test", "cpu"))
-    assert torch.equal(trajectory.action[trajectory.valid], trajectory.target[trajectory.valid])
+    assert torch.equal(trajectory.action[trajectory.valid], trajectory.required_target[trajectory.valid])
     accuracies = {name: value for name, value in domain.measure(trajectory).items() if "accuracy" in name}
     assert accuracies or not isinstance(domain.spec.action, Discrete)
     for name, value in accuracies.items():
@@ -255,7 +253,7 @@ def test_measure_gives_every_declared_metric_per_episode(domain: Domain) -> None
     for name, value in measured.items():
         assert value.shape == (B,), name
         assert value[~value.isnan()].isfinite().all(), name
-    metrics = summarised(domain, measured)
+    metrics = domain.summarise(measured)
     assert list(metrics) == [metric.name for metric in domain.metrics]
     for metric in domain.metrics:
         value = metrics[metric.name]
@@ -278,7 +276,10 @@ def test_padding_changes_no_metric(domain: Domain) -> None:
 
     dirty = replace(
         clean,
-        **{name: spoilt(getattr(clean, name), getattr(expert, name)) for name in ("obs", "action", "done", "target")},
+        **{
+            name: spoilt(getattr(clean, name), getattr(expert, name))
+            for name in ("obs", "action", "terminated", "target")
+        },
         reward=spoilt(clean.reward, torch.full_like(clean.reward, torch.nan)),
         facts={name: spoilt(value, expert.facts[name]) for name, value in clean.facts.items()},
     )
@@ -295,7 +296,7 @@ def test_references_act(domain: Domain) -> None:
     simulator, device, scores = domain.simulator("test", "cpu"), torch.device("cpu"), {}
     for name, agent in agents_of(domain).items():
         player = Player(agent, simulator, device=device, sampled=agent is not None and agent.sampled)
-        measured = summarised(domain, domain.measure(player.play(torch.arange(32), split_seed("test", 0))))
+        measured = domain.summarise(domain.measure(player.play(torch.arange(32), split_seed("test", 0))))
         assert all(measured[m.name].isfinite().all() for m in domain.metrics if not m.partial), name
         scores[name] = measured[first.name].mean().item()
     assert first.better(scores.get("ceiling", scores["expert"]), than=scores["random"])

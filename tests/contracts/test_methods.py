@@ -26,8 +26,8 @@ from tests.builders import (
     stream,
     with_other_feedback,
 )
-from uat.acting import choose
 from uat.config import TrainConfig
+from uat.contracts import Agent, choose
 from uat.episode import Batch, Trajectory
 from uat.methods import METHODS, Policy, training_name
 from uat.noise import gumbel
@@ -369,5 +369,5 @@ def test_start_offsets_shift_positions(method: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_no_method_is_shown_what_the_world_hides(name: str) -> None:
-    """Facts go to references that have a `look`; a policy never may."""
-    assert not hasattr(METHODS[name].policy, "look")
+    """Facts go to references that look; a policy never may."""
+    assert METHODS[name].policy.look is Agent.look

@@ -43,7 +43,8 @@ def play(sim: DarkRoomSimulator, noise: Noise, actions: list[int]) -> tuple[list
     world, obs = sim.reset(noise)
     positions, observations, rewards = [world.position_B], [obs], []
     for action in actions:
-        world, obs, reward, _ = sim.step(world, torch.full_like(world.position_B, action))
+        after = sim.step(world, torch.full_like(world.position_B, action))
+        world, obs, reward = after.world, after.obs, after.reward_B
         positions.append(world.position_B)
         observations.append(obs)
         rewards.append(reward)
@@ -159,7 +160,7 @@ def test_goal_shifts_before_the_observation_and_after_the_reward() -> None:
     noise = scripted_noise(start=cells((5, 3)), goal=goal, horizon=6)
     trajectory = rollout(None, sim, noise)
     assert trajectory.facts["goal"].tolist() == [goal[0, [0, 0, 1, 1, 2, 2]].tolist()]
-    assert trajectory.target.tolist() == [[RIGHT, RIGHT, RIGHT, RIGHT, LEFT, LEFT]]
+    assert trajectory.required_target.tolist() == [[RIGHT, RIGHT, RIGHT, RIGHT, LEFT, LEFT]]
     assert trajectory.obs[0, :, 9].tolist() == [1, 1, 0, 0, 0, 0]  # at (5,5), t = 2: the goal has just left for (5,9)
     torch.testing.assert_close(trajectory.reward[0], torch.tensor([0.49, 2.49, 0.49, 0.49, 0.49, 0.49]))
     assert trajectory.done.tolist() == [[False] * 5 + [True]]
@@ -257,7 +258,7 @@ def hand_trajectory() -> Trajectory:
         obs=torch.zeros(1, 6, 10),
         action=action,
         reward=torch.tensor([[0.49, 2.49, 1.99, -0.51, -0.01, 100.0]]),
-        done=torch.zeros(1, 6, dtype=torch.bool),
+        terminated=torch.zeros(1, 6, dtype=torch.bool),
         target=torch.tensor([[DOWN, DOWN, STAY, STAY, RIGHT, STAY]]),
         valid=torch.tensor([[True] * 5 + [False]]),
         facts={"position": position, "goal": torch.full((1, 6), 5)},
@@ -293,7 +294,7 @@ def test_random_reference_plays_every_action() -> None:
 
 
 def test_only_the_random_reference_is_sampled() -> None:
-    sampled = {name: vars(type(agent))["sampled"] for name, agent in DarkRoom(DarkRoomConfig()).references().items()}
+    sampled = {name: type(agent).sampled for name, agent in DarkRoom(DarkRoomConfig()).references().items()}
     assert sampled == {"ceiling": False, "random": True}
 
 

@@ -103,7 +103,7 @@ def test_what_is_earned_is_the_weights_times_the_next_relatives() -> None:
 
 
 def test_labels_are_the_papers_soft_hindsight() -> None:
-    target = play(simulator(temperature=0.05), None).target[1, 3]
+    target = play(simulator(temperature=0.05), None).required_target[1, 3]
     market = markets()[1]
     relative = market.relative_TN[market.splits["test"].start + 3]
     weight = np.exp(np.concatenate([[0.0], (relative - 1) / 0.05]))
@@ -142,7 +142,7 @@ def test_an_asset_that_cannot_be_traded_gets_no_weight(monkeypatch: pytest.Monke
     tradable[day, 7] = False
     monkeypatch.setattr(world, "load", lambda *_: (replace(first, tradable_TN=tradable), *others))
     played = play(simulator(), policy(), 1)
-    assert played.action[0, 4, 8] == played.target[0, 4, 8] == 0
+    assert played.action[0, 4, 8] == played.required_target[0, 4, 8] == 0
     assert (played.action[0, [3, 5], 8] > 0).all()
 
 
@@ -161,7 +161,7 @@ def test_suspensions_missing_bars_and_empty_days_go_through_unharmed(tmp_path: P
         played = play(sim, policy(), 20)
         assert played.obs.isfinite().all()
         assert played.reward.isfinite().all()
-        assert play(sim, None, 20).target.isfinite().all()
+        assert play(sim, None, 20).required_target.isfinite().all()
 
 
 # ---------------------------------------------------------------- what may be known when

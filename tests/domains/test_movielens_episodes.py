@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.domains.movielens_twin import judge
-from uat.acting import Logits, replay
-from uat.contracts import Recording
+from uat.acting import replay
+from uat.contracts import Logits, Recording
 from uat.data.movielens import Log, SyntheticConfig, synthetic
 from uat.domains.movielens import MovieLens
 from uat.domains.movielens import episodes as module
@@ -81,7 +81,7 @@ def test_the_filter_is_measured_as_its_reference(log: Log, at_once: int, monkeyp
     for name, value_B in reference.items():
         torch.testing.assert_close(measured[name], value_B)
     assert (measured["full_hr@10"] <= measured["hr@10"] + 1e-9).all()
-    best_BI = torch.zeros_like(score_BI).scatter(1, logged.target[:, -1:], 1.0)
+    best_BI = torch.zeros_like(score_BI).scatter(1, logged.required_target[:, -1:], 1.0)
     assert (episodes.judged(logged, noise, Logits(best_BI)).facts["drawn_ndcg@10"] == 1).all()
 
 

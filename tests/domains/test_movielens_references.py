@@ -155,7 +155,7 @@ def test_less_is_known_later() -> None:
         obs=item_BT,
         action=item_BT,
         reward=reward_BT,
-        done=torch.zeros_like(item_BT, dtype=torch.bool),
+        terminated=torch.zeros_like(item_BT, dtype=torch.bool),
         target=item_BT,
         valid=torch.ones_like(item_BT, dtype=torch.bool),
         facts={"regime": regime_BT},

@@ -59,7 +59,7 @@ def test_every_step_is_the_slow_twins(config: SepsisConfig, name: str) -> None:
             earned, over = twin.reward(states[t], new, noise["fate"][b, t].item())
             assert played.reward[b, t].item() == pytest.approx(earned, abs=1e-5)
             assert not over
-    assert torch.equal(played.target, torch.tensor([3, 4, 0])[played.facts["regime"]])
+    assert torch.equal(played.required_target, torch.tensor([3, 4, 0])[played.facts["regime"]])
 
 
 def test_episodes_end_with_recovery_or_death_and_stay_as_they_are() -> None:
@@ -190,7 +190,7 @@ def made_up(regimes: list[list[int]], right: list[list[int]], ends: list[int] | 
         obs=torch.zeros(*regime_BT.shape, 20),
         action=torch.where(right_BT == 1, target_BT, 1),
         reward=torch.zeros(regime_BT.shape),
-        done=done_BT,
+        terminated=done_BT,
         target=target_BT,
         valid=valid_BT,
         facts={"regime": regime_BT},

@@ -94,6 +94,24 @@ def test_equals_the_slow_twin_over_a_thousand_steps(method: str, dtype: torch.dt
     assert_twins(policy, steps)
 
 
+@pytest.mark.parametrize(
+    ("positions", "context", "method", "dtype"),
+    crossed(pytest.mark.kernels, ("rotary", "none", "learned"), (5, 1, 30, None), FAST, tuple(TOLERANCE)),
+)
+def test_equals_the_slow_twin_with_all_positions_and_windows(
+    positions: str, context: int | None, method: str, dtype: torch.dtype
+) -> None:
+    places: dict[str, Any] = {"positions": positions, "context": context}
+    table: dict[str, Any] = {"max_positions": 40} if positions == "learned" else {}
+    policy = build_random(method, SPECS["vector-weights"], dtype=dtype, **places, **table)
+    assert_twins(policy, list(told(policy.spec, 3, 40)))
+
+
+def test_an_odd_head_size_is_served_where_nothing_turns() -> None:
+    policy = build_random("uat", SPECS["vector-weights"], num_heads=4)
+    assert_twins(policy, list(told(policy.spec, 2, 7)))
+
+
 @pytest.mark.parametrize("masked", [True, False])
 @every_spec
 def test_masked_actions_are_impossible(spec: Spec, masked: bool) -> None:

@@ -97,7 +97,7 @@ def test_the_choice_is_the_kernels_own(method: str, masked: bool, monkeypatch: p
         ]
 
     expected = torch.stack(play(Session(policy, streams=streams, path="cached")))
-    for module in ("acting", "methods.policy", "methods.uat", "methods.vanilla", "serving.session"):
+    for module in ("acting", "contracts", "methods.uat", "methods.vanilla", "serving.session"):
         monkeypatch.setattr(f"uat.{module}.choose", None)
     found = torch.stack(play(Session(policy, streams=streams, path="fast")))
     assert torch.equal(found, expected)

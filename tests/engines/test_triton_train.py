@@ -66,7 +66,7 @@ def passes(policy: TransformerPolicy, batch: Batch) -> list[tuple[torch.Tensor, 
     for policy.fused_pass in (False, True):
         policy.zero_grad()
         h_BTD = policy.features(batch)
-        (policy.head.nll(h_BTD, batch.target).sum() + h_BTD.square().sum()).backward()
+        (policy.head.nll(h_BTD, batch.required_target).sum() + h_BTD.square().sum()).backward()
         found.append((h_BTD.detach(), {n: p.grad for n, p in policy.named_parameters() if p.grad is not None}))
     return found
 
@@ -109,7 +109,7 @@ def test_second_derivatives_are_refused() -> None:
     """They would be those of the head alone."""
     policy, batch = build("uat", SMALL, 20), some_batch(1, 2)
     policy.fused_pass = True
-    loss = policy.head.nll(policy.features(batch), batch.target).sum()
+    loss = policy.head.nll(policy.features(batch), batch.required_target).sum()
     gradients = torch.autograd.grad(loss, list(policy.parameters()), create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         torch.stack([gradient.square().sum() for gradient in gradients]).sum().backward()
@@ -150,7 +150,7 @@ def test_in_half_precision_gradients_of_any_size_come_back(method: str, size: fl
     for policy.fused_pass in (False, True):
         policy.zero_grad()
         h_BTD = policy.features(batch)
-        (size * (policy.head.nll(h_BTD, batch.target).sum() + h_BTD.square().sum())).backward()
+        (size * (policy.head.nll(h_BTD, batch.required_target).sum() + h_BTD.square().sum())).backward()
         gradients.append({n: p.grad.double() / size for n, p in policy.named_parameters() if p.grad is not None})
     for name, grad in gradients[0].items():
         off = (grad - gradients[1][name]).norm()

@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 
+from uat.contracts import Transition
 from uat.domains.darkroom import DarkRoomConfig
 from uat.domains.darkroom.world import DarkRoomSimulator, World
 from uat.engines import graph
@@ -35,7 +36,7 @@ def test_nothing_is_collected_while_a_graph_is_recorded() -> None:
 class Curious(DarkRoomSimulator):
     """Reads a value back to the host."""
 
-    def step(self, world: World, action: torch.Tensor) -> tuple[World, torch.Tensor, torch.Tensor, torch.Tensor]:
+    def step(self, world: World, action: torch.Tensor) -> Transition[World]:
         assert action.max().item() < 5
         return super().step(world, action)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from tests.builders import CPU
 from uat.acting import rollout
 from uat.config import TrainConfig
+from uat.contracts import Simulator, Transition
 from uat.episode import Noise
 from uat.methods import METHODS, Policy
 from uat.noise import gumbel, integers
@@ -29,7 +30,7 @@ TRAINING = TrainConfig(epochs=150, lr=3e-3, utility_lr=2e-2)
 BEST = [min(t, A) / A for t in range(1, T + 1)]
 
 
-class Bandit:
+class Bandit(Simulator[Tensor]):
     spec = Spec(obs=Vector(1), action=Discrete(A), horizon=T)
 
     def noise(self, episode_ids: Tensor, seed: int) -> Noise:
@@ -41,15 +42,9 @@ class Bandit:
     def expert(self, world: Tensor) -> Tensor:
         return world
 
-    def allowed(self, world: Tensor) -> None:
-        return None
-
-    def step(self, world: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def step(self, world: Tensor, action: Tensor) -> Transition[Tensor]:
         never = torch.zeros(len(world), dtype=torch.bool)
-        return world, torch.ones(len(world), 1), (action == world).float(), never
-
-    def facts(self, world: Tensor) -> dict[str, Tensor]:
-        return {}
+        return Transition(world, torch.ones(len(world), 1), (action == world).float(), never)
 
 
 def learn(method: str, **settings: Any) -> Policy:

@@ -21,7 +21,7 @@ SPEC = Spec(
     action=Weights(ASSETS + 1),
     horizon=STEPS,
     reward_scale=50.0,
-    extras={"relative": (ASSETS + 1,)},
+    facts={"relative": (ASSETS + 1,)},
 )
 
 
@@ -33,7 +33,7 @@ def batch_of(obs_BTNF: Tensor, return_BTN: Tensor, allowed_BTA: Tensor | None = 
         obs=obs_BTNF,
         action=torch.full((*shape, ASSETS + 1), 1 / (ASSETS + 1)),
         reward=torch.zeros(shape),
-        done=torch.zeros(shape, dtype=torch.bool),
+        terminated=torch.zeros(shape, dtype=torch.bool),
         target=torch.full((*shape, ASSETS + 1), 1 / (ASSETS + 1)),
         valid=torch.ones(shape, dtype=torch.bool),
         allowed=allowed_BTA,

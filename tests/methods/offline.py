@@ -14,6 +14,7 @@ from tests.builders import CPU, small_config
 from tests.training.test_trainer import Crash, crash_at, numbers, tiny
 from uat.acting import rollout
 from uat.config import RunConfig, TrainConfig
+from uat.contracts import Simulator, Transition
 from uat.episode import Batch, Noise
 from uat.methods import METHODS, Policy
 from uat.noise import gumbel
@@ -23,7 +24,7 @@ from uat.training.optimizing import build_optimizer, optimize
 from uat.training.surroundings import seeded
 
 
-class Worlds:
+class Worlds(Simulator[Tensor]):
     """A simulator whose expert is nobody; worlds are tensors (B, ...), and say when they end by the horizon alone."""
 
     spec: Spec
@@ -34,16 +35,10 @@ class Worlds:
     def expert(self, world: Tensor) -> Tensor:
         return torch.zeros(len(world), dtype=torch.long)
 
-    def allowed(self, world: Tensor) -> None:
-        return None
-
-    def facts(self, world: Tensor) -> dict[str, Tensor]:
-        return {}
-
     def reset(self, noise: Noise) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
 
-    def step(self, world: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def step(self, world: Tensor, action: Tensor) -> Transition[Tensor]:
         raise NotImplementedError
 
 

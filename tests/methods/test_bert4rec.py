@@ -55,7 +55,7 @@ class Gapped(BERT4Rec):
 def test_a_mask_hides_its_item_and_both_sides_of_it_are_seen() -> None:
     policy, batch = bert4rec(), random_batch(SPEC, episodes=1, whole=True)
     policy.__class__ = Gapped
-    batch.target[:, -1] = -1  # the answer at the end counts for nothing: step 2 alone is looked at
+    batch.required_target[:, -1] = -1  # the answer at the end counts for nothing: step 2 alone is looked at
 
     def loss(obs_BT: Tensor) -> Tensor:
         return policy.loss(replace(batch, obs=obs_BT))["cloze"][0]
@@ -119,7 +119,7 @@ def test_cloze_learns_a_toy_alphabet_exactly() -> None:
             losses.append((total / count).item())
     assert sum(losses[-50:]) / 50 < 0.05  # gaps differ from step to step, and so does their loss
     decided_BT = policy.eval().logits(batch).argmax(-1)
-    assert torch.equal(decided_BT[batch.valid], batch.target[batch.valid])
+    assert torch.equal(decided_BT[batch.valid], batch.required_target[batch.valid])
 
 
 # ---------------------------------------------------------------- deciding

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from tests.builders import SPECS, build, build_random, random_batch, stream
 from tests.methods.offline import Worlds, assert_resumes, batch_of, in_the_dark, learn
 from uat.acting import Behaviour
+from uat.contracts import Transition
 from uat.episode import Batch, Noise
 from uat.methods.cadm import CaDM, CaDMConfig
 from uat.nn.ensemble import Units, gaussian_nll
@@ -65,10 +67,10 @@ class Linear(Worlds):
     def pay(self, obs: Tensor, action: Tensor, side: Tensor) -> Tensor:
         return obs @ self.weight + self.bonus[action] * side[..., 0]
 
-    def step(self, world: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def step(self, world: Tensor, action: Tensor) -> Transition[Tensor]:
         obs, side, time = world[:, :2], world[:, 2:3], world[:, 3:] + 1
         after = torch.cat([self.move(obs, action, side), side, time], dim=1)
-        return after, after[:, :2], self.pay(obs, action, side), time[:, 0] == self.spec.horizon
+        return Transition(after, after[:, :2], self.pay(obs, action, side), time[:, 0] == self.spec.horizon)
 
     def facts(self, world: Tensor) -> dict[str, Tensor]:
         return {"side": world[:, 2]}
@@ -83,8 +85,8 @@ class Regimes(Linear):
 @torch.no_grad()
 def predicted(policy: CaDM, batch: Batch, context_BTC: Tensor) -> tuple[Tensor, Tensor]:
     """Forward and backward errors (B, T-1) of the next observation and the present one, mean over members."""
-    assert batch.happened is not None
-    obs, action = batch.obs, policy.onehot(batch.happened.action)
+    assert batch.trajectory is not None
+    obs, action = batch.obs, policy.onehot(batch.trajectory.action)
     errors = []
     for model, known, asked, way in (
         (policy.forwards, obs[:, :-1], obs[:, 1:], 1),
@@ -127,8 +129,8 @@ def test_dynamics_of_a_linear_system_are_found(linear: CaDM) -> None:
 def test_a_context_separates_two_regimes(regimes: CaDM) -> None:
     """By a linear probe, and by what the right context is worth; before any transition it knows nothing."""
     batch = batch_of(regimes, Regimes(), FRESH)
-    assert batch.happened is not None
-    side_B = batch.happened.facts["side"][:, 0]
+    assert batch.trajectory is not None
+    side_B = batch.trajectory.facts["side"][:, 0]
     with torch.no_grad():
         context_BTC = regimes.features(batch)
     late_BC = torch.cat([context_BTC[:, 5], torch.ones(len(side_B), 1)], dim=1).double()
@@ -154,8 +156,8 @@ def test_planning_finds_the_best_first_action(regimes: CaDM) -> None:
 def assert_plans_well(regimes: CaDM) -> None:
     """The arg-max under the true world, whose regime only the past tells, where it is not nearly a tie."""
     worlds, batch = Regimes(), batch_of(regimes, Regimes(), FRESH)
-    assert batch.happened is not None
-    side = batch.happened.facts["side"][:, 5, None]
+    assert batch.trajectory is not None
+    side = batch.trajectory.facts["side"][:, 5, None]
     best = torch.full((len(side), 3), -torch.inf)
     for plan in itertools.product(range(3), repeat=regimes.config.plan_steps):
         obs, total = batch.obs[:, 5], torch.zeros(len(side))
@@ -237,10 +239,10 @@ def test_units_are_told_apart_by_what_is_usual() -> None:
 class Bonus(Regimes):
     """One step in fifty pays 50 more or less, whatever was done."""
 
-    def step(self, world: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        after, obs, reward, done = super().step(world, action)
+    def step(self, world: Tensor, action: Tensor) -> Transition[Tensor]:
+        after = super().step(world, action)
         chance = (world[:, 0] * 7919).frac().abs()
-        return after, obs, reward + 50.0 * ((chance < 0.01).float() - (chance > 0.99).float()), done
+        return replace(after, reward_B=after.reward_B + 50.0 * ((chance < 0.01).float() - (chance > 0.99).float()))
 
 
 def test_a_rare_bonus_hides_nothing() -> None:

@@ -87,7 +87,7 @@ def test_the_reward_of_risk_is_the_ratio_of_return_to_drawdown() -> None:
 @torch.no_grad()
 def test_losses_equal_the_equations() -> None:
     trader, batch = policy(), signalled(torch.Generator().manual_seed(2), episodes=3)
-    move = batch.extras["relative"][..., 1:] - 1
+    move = batch.facts["relative"][..., 1:] - 1
     found = trader.features(batch)
     gained, ratio = 0.0, 0.0
     for b in range(3):
@@ -122,7 +122,7 @@ def test_the_asset_unit_finds_what_rises() -> None:
     trader = policy(winners=1)
     fit(trader, trader.phases()[0], 120)
     test = signalled(torch.Generator().manual_seed(7))
-    rises = test.extras["relative"][..., 1:] > 1
+    rises = test.facts["relative"][..., 1:] > 1
     with torch.no_grad():
         best = trader.features(test)[..., 1:].argmax(-1)
     some = rises.any(-1)
@@ -142,7 +142,7 @@ def test_the_market_unit_holds_back_where_it_falls() -> None:
     test = draw(torch.Generator().manual_seed(9))
     with torch.no_grad():
         cash = trader.logits(test).softmax(-1)[:, 3:, 0].mean(1)
-    rises = test.extras["relative"][:, 0, 1] > 1
+    rises = test.facts["relative"][:, 0, 1] > 1
     assert cash[rises].max() < 0.2
     assert cash[~rises].min() > 0.8
 

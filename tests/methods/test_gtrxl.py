@@ -90,14 +90,14 @@ def test_network_and_gradients_equal_the_equations(spec: Spec, memory: int | Non
     found, expected = policy.logits(batch), slow_logits(policy, batch, memory or spec.horizon)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
     if isinstance(spec.action, Weights):
-        batch.target = batch.target.double()
+        batch.target = batch.required_target.double()
     total, _ = policy.loss(batch)["imitation"]
     log_pi, held = expected.log_softmax(-1), batch.valid
     if isinstance(spec.action, Weights):
-        some = (batch.target > 0) & held[..., None]
-        twin = (batch.target[some] * (batch.target[some].log() - log_pi[some])).sum()
+        some = (batch.required_target > 0) & held[..., None]
+        twin = (batch.required_target[some] * (batch.required_target[some].log() - log_pi[some])).sum()
     else:
-        twin = -log_pi[held].gather(-1, batch.target[held][:, None]).sum()
+        twin = -log_pi[held].gather(-1, batch.required_target[held][:, None]).sum()
     torch.testing.assert_close(total, twin, rtol=1e-10, atol=0)
     names, parameters = zip(*policy.named_parameters(), strict=True)
     ours, theirs = (torch.autograd.grad(loss, parameters) for loss in (total, twin))

@@ -14,6 +14,7 @@ from torch import Tensor
 from tests.builders import SPECS, build, build_random, random_batch, random_trajectory, stream
 from tests.methods.offline import Worlds, assert_resumes, batch_of, in_the_dark, learn
 from uat.acting import Behaviour, rollout
+from uat.contracts import Transition
 from uat.episode import Noise
 from uat.methods.iql import IQL, IQLConfig, expectile_loss
 from uat.methods.vanilla import Vanilla, VanillaConfig
@@ -95,7 +96,7 @@ def test_what_ends_has_no_future() -> None:
     """A last step without an end counts nowhere in the critic's loss; one with an end counts its reward alone."""
     policy, trajectory = build_iql(), random_trajectory(DISCRETE, episodes=5)
     clock = DISCRETE.clock
-    cut = policy.loss(clock.batch(replace(trajectory, done=torch.zeros_like(trajectory.done))))
+    cut = policy.loss(clock.batch(replace(trajectory, terminated=torch.zeros_like(trajectory.terminated))))
     assert cut["critic"][1] == trajectory.valid.sum() - 5
     assert cut["value"][1] == trajectory.valid.sum()
     value_BT = torch.full(trajectory.valid.shape, 10.0)
@@ -204,11 +205,11 @@ class Chain(Worlds):
         world = torch.stack([noise["room"], torch.zeros_like(noise["room"])], dim=1)
         return world, self._observe(world)
 
-    def step(self, world: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def step(self, world: Tensor, action: Tensor) -> Transition[Tensor]:
         room, time = world.unbind(1)
         reward = torch.where(action == 0, 0.2, (room == 3).float())
         after = torch.stack([torch.where(action == 0, 0, (room + 1).clamp_max(3)), time + 1], dim=1)
-        return after, self._observe(after), reward, time + 1 == self.spec.horizon
+        return Transition(after, self._observe(after), reward, time + 1 == self.spec.horizon)
 
     def _observe(self, world: Tensor) -> Tensor:
         room, time = world.unbind(1)

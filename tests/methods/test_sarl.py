@@ -31,7 +31,7 @@ def test_movements_that_can_be_told_are_learnt() -> None:
     fit(sarl, sarl.phases()[0], 60)
     test = signalled(torch.Generator().manual_seed(7))
     told = sarl.movement(test.obs) > 0
-    assert (told == (test.extras["relative"][..., 1:] > 1)).float().mean() > 0.95
+    assert (told == (test.facts["relative"][..., 1:] > 1)).float().mean() > 0.95
 
 
 def test_the_portfolio_holds_what_rises_and_cash_where_nothing_does() -> None:
@@ -39,7 +39,7 @@ def test_the_portfolio_holds_what_rises_and_cash_where_nothing_does() -> None:
     for phase, batches in zip(sarl.phases(), (60, 80), strict=True):
         fit(sarl, phase, batches)
     test = signalled(torch.Generator().manual_seed(7))
-    rises = test.extras["relative"] > 1
+    rises = test.facts["relative"] > 1
     with torch.no_grad():
         weights = sarl.logits(test).softmax(-1)
     some = rises.any(-1)

@@ -94,9 +94,9 @@ def test_sampled_loss_equals_the_equations(negatives: int) -> None:
     drawn = integers(0, "sasrec.negatives", policy.dropout_seed + torch.arange(6), 7 * negatives, below=11)
     for b in range(6):
         for t in range(int(batch.valid[b].sum())):
-            expected -= logits[b, t, batch.target[b, t]].log()
+            expected -= logits[b, t, batch.required_target[b, t]].log()
             for item in drawn[b, t * negatives : (t + 1) * negatives].tolist():
-                if item in batch.obs[b].tolist() or item == batch.target[b, t]:
+                if item in batch.obs[b].tolist() or item == batch.required_target[b, t]:
                     skipped += 1
                 else:
                     expected -= (1 - logits[b, t, item]).log()

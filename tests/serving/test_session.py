@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from tests.builders import SPECS, build_random, largest, random_trajectory
-from uat.acting import choose, rollout
+from uat.acting import rollout
+from uat.contracts import choose
 from uat.domains.darkroom import DarkRoom, DarkRoomConfig
 from uat.episode import Trajectory
 from uat.methods import Policy
@@ -126,8 +127,8 @@ def test_session_equals_a_rollout(method: str, path: Path) -> None:
         for t in range(domain.spec.horizon):
             action = session.act(obs.numpy(), reward=reward)
             assert action.tolist() == expected.action[:, t].tolist()
-            world, obs, earned, _ = simulator.step(world, action)
-            reward = earned.tolist()
+            after = simulator.step(world, action)
+            world, obs, reward = after.world, after.obs, after.reward_B.tolist()
 
 
 def test_what_was_really_done_replaces_the_answer() -> None:

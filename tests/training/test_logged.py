@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from tests.builders import CPU, SPECS
 from tests.training.test_trainer import Crash, crash_at, last_weights, numbers, saved_weights, tiny
-from uat.acting import Behaviour, choose, rollout
+from uat.acting import Behaviour, rollout
 from uat.config import RunConfig, TrainConfig, override
+from uat.contracts import choose
 from uat.domains import split_seed
 from uat.engines.rollout import Player
 from uat.episode import Batch, Losses, Step, Trajectory
@@ -142,10 +143,10 @@ class LoggedToy(Policy):
         return (Phase("pull", self.loss, behaviour, c.share, self.follow, c.judged_by),)
 
     def loss(self, batch: Batch) -> Losses:
-        assert batch.happened is not None
-        self.shown.append(batch.happened)
+        assert batch.trajectory is not None
+        self.shown.append(batch.trajectory)
         count = batch.valid.sum()
-        far = (self.a - 1).square() + (self.b - 1).square() + 0 * self.spec.clock.earned(batch.happened).mean()
+        far = (self.a - 1).square() + (self.b - 1).square() + 0 * self.spec.clock.earned(batch.trajectory).mean()
         return {"far": (far * count, count)}
 
     def follow(self) -> None:

@@ -103,8 +103,8 @@ class Training:
         self._epoch = trainer.epoch(self.policy.phases()[0])
         if path != "fast" and isinstance(self.policy, TransformerPolicy):
             self.policy.fused_pass = False
-        if path != "fast" and hasattr(self.player.simulator, "fused"):
-            cast(Any, self.player.simulator).fused = False
+        if path != "fast":
+            self.player.simulator = trainer.domain.simulator("train", device)
         self._batches, self._batch_size = itertools.count(), config.train.batch_size
         self._seed = split_seed("train", config.seed)
         self._agent: Any = Recomputing(self.policy) if path == "recompute" else self.policy

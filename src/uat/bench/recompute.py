@@ -6,11 +6,11 @@ This module must not be optimised, since every speed is reported as a ratio to i
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from uat.contracts import Agent
 from uat.episode import Batch, Step
 from uat.methods import Policy
 
@@ -20,13 +20,11 @@ class History:
     steps: list[Step] = field(default_factory=list)
 
 
-class Recomputing:
+class Recomputing(Agent[History]):
     """Plays a policy without a cache."""
 
-    sampled: ClassVar[bool] = False
-
     def __init__(self, policy: Policy) -> None:
-        self.policy = policy
+        self.policy, self.spec = policy, policy.spec
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> History:
         return History()

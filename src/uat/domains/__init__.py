@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 
 from uat.data.contents import checksum
 from uat.domains.darkroom import DarkRoom, DarkRoomConfig
-from uat.domains.domain import Domain, Split, block_length, episode_count, rivals, split_seed, summarised
+from uat.domains.domain import Domain, Split, split_seed
 from uat.domains.markets import Markets, MarketsConfig
 from uat.domains.movielens import MovieLens, MovieLensConfig
 from uat.domains.sepsis import Sepsis, SepsisConfig
@@ -22,12 +22,8 @@ __all__ = [
     "DomainEntry",
     "NoSettings",
     "Split",
-    "block_length",
-    "episode_count",
     "register_domain",
-    "rivals",
     "split_seed",
-    "summarised",
 ]
 
 

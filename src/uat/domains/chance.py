@@ -7,18 +7,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from uat.contracts import Agent
 from uat.episode import Step
 from uat.spec import Discrete, Spec
 
 
-class UniformAgent:
+class UniformAgent(Agent[None]):
     """Knows nothing and remembers nothing: every action is as likely as the next."""
 
     sampled: ClassVar[bool] = True
 
     def __init__(self, spec: Spec) -> None:
         assert isinstance(spec.action, Discrete)
-        self.num_actions = spec.action.count
+        self.spec, self.num_actions = spec, spec.action.count
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> None:
         return None

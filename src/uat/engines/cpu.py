@@ -15,7 +15,7 @@ Streams follow each other in a loop, each with its own length, and only filled s
 time last, in rows that begin where the processor's cache lines do: so BLAS reads them at the speed of memory, which is
 most of what a long context costs. A last row of values is all ones, so the product that sums values sums the attention
 weights too. Those are exponentials of the scores as they are; only where these leave the safe range are they taken
-again, less the largest, as the twin does.
+again, less the largest, as the twin does. With a window the slots are a ring, whose order a softmax does not see.
 
 Threads: NumPy's OpenBLAS computes products as small as those of the paper's sizes in one thread by itself, so nothing
 is set here. Wide policies (from about 256) are another matter: two threads gain a little on idle cores, and may lose
@@ -23,7 +23,8 @@ several times over on busy ones. For steady latency set OPENBLAS_NUM_THREADS=1 b
 
 Shapes: B streams, D width, H heads, E head size, S cached steps, L layers, U utility width, A actions, I what comes in,
 F hidden units, X projections of a layer (3D, or 6D with twins), K matrices U of all layers; D1 is D and a constant 1,
-E1 is E and a one, R the rows of a head's memory (E keys, E values, a one).
+E1 is E and a one, R the rows of a head's memory (E keys, E values, a one), P the pairs of a head that rotary positions
+turn.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from uat.nn.attention import UtilityAffine
 from uat.nn.blocks import Block, Transformer
 from uat.nn.encoders import IdEmbedding, VectorEncoder, ZeroMap
 from uat.nn.heads import Head
-from uat.nn.positions import unsupported_positions
+from uat.nn.positions import RADIANS_PER_UNIT
 from uat.nn.utility import UtilityEncoder, UtilityGates
 
 Floats = NDArray[Any]
@@ -196,7 +197,8 @@ class EndWeights:
 
     @staticmethod
     def of(backbone: Transformer, head: Head) -> EndWeights:
-        encoder, positions_SD = backbone.encoder, _array(backbone.positions)
+        learned, encoder = backbone.config.positions == "learned", backbone.encoder
+        positions_SD = _array(backbone.positions) if learned else np.zeros((1, backbone.config.d_model))
         if isinstance(encoder, VectorEncoder):
             positions_SD = positions_SD + _array(encoder.linear.bias)
         return EndWeights(
@@ -224,6 +226,11 @@ class Scratch:
         self.qkv_3D, self.twin_3D = self.project_X[: 3 * width], self.project_X[3 * width :]
         self.q_H1E = self.qkv_3D[:width].reshape(heads, 1, d_head)
         self.kv_H2E = self.qkv_3D[width:].reshape(heads, 2 * d_head)
+        if d_head % 2 == 0:  # what rotary positions turn
+            self.q_H2P = self.qkv_3D[:width].reshape(heads, 2, d_head // 2)
+            self.k_H2P = self.qkv_3D[width:].reshape(heads, 4, d_head // 2)[:, :2]
+            self.cos_P, self.sin_2P = np.empty(d_head // 2, dtype), np.empty((2, d_head // 2), dtype)
+            self.turned_H2P, self.across_H2P = np.empty((2, heads, 2, d_head // 2), dtype)
         self.scores_HS = np.empty(heads * capacity, dtype)
         self.sums_HE1 = np.empty((heads, d_head + 1, 1), dtype)
         self.value_HE1, self.total_H11 = self.sums_HE1[:, :-1], self.sums_HE1[:, -1:]
@@ -236,6 +243,13 @@ class Scratch:
             self.gates_X = self.gates_K1E.reshape(-1)
             self.gates_L3D = list(self.gates_K1E.reshape(-1, 3 * width))
             self.offsets_L3D = list(self.offsets_K1E.reshape(-1, 3 * width))
+
+    def turn(self) -> None:
+        """Turn this step's queries and keys, each pair (i, i + P) of a head by its angle."""
+        for x_H2P in (self.q_H2P, self.k_H2P):
+            np.multiply(x_H2P, self.cos_P, self.turned_H2P)
+            np.multiply(x_H2P[:, ::-1], self.sin_2P, self.across_H2P)
+            np.add(self.turned_H2P, self.across_H2P, x_H2P)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Scratch, self._made_of
@@ -257,15 +271,15 @@ class Memory:
 
     def __reduce__(self) -> tuple[Any, ...]:
         filled = [kv_HRS[..., : self.length].copy() for kv_HRS in self.kv_LHRS]
-        return _remembered, (filled, self.kv_LHRS[0].shape[-1], self.ubar_U.copy())
+        return _remembered, (filled, self.kv_LHRS[0].shape[-1], self.ubar_U.copy(), self.length)
 
 
-def _remembered(filled_LHRT: list[Floats], capacity: int, ubar_U: Floats) -> Memory:
+def _remembered(filled_LHRT: list[Floats], capacity: int, ubar_U: Floats, length: int) -> Memory:
     """The memory that was copied."""
-    heads, rows, length = filled_LHRT[0].shape
+    heads, rows, filled = filled_LHRT[0].shape
     memory = Memory.empty(len(filled_LHRT), heads, rows, capacity, ubar_U)
     for kv_HRS, filled_HRT in zip(memory.kv_LHRS, filled_LHRT, strict=True):
-        kv_HRS[..., :length] = filled_HRT
+        kv_HRS[..., :filled] = filled_HRT
     memory.length = length
     return memory
 
@@ -282,14 +296,13 @@ class CPUStep:
     sampled: ClassVar[bool] = False
 
     def __init__(self, backbone: Transformer, head: Head, utility: UtilityGates | None = None) -> None:
-        if (reason := unsupported_positions(backbone.config.positions, backbone.config.context)) is not None:
-            raise ValueError(reason)
-        weights, d_model = backbone.positions, backbone.config.d_model
+        weights, d_model = backbone.like, backbone.config.d_model
         if weights.device.type != "cpu" or weights.dtype not in DTYPES:
             raise ValueError(f"it takes float32 or float64 on a CPU, not {weights.dtype} on {weights.device}")
         self.dtype = np.dtype(DTYPES[weights.dtype])
         self.heads, self.d_head = backbone.config.num_heads, d_model // backbone.config.num_heads
-        self.check_range = backbone.check_range
+        self.check_range, self.context = backbone.check_range, backbone.config.context
+        self.units_P = None if backbone.rotary is None else backbone.rotary.units_F.numpy().copy()
         self.root, self.epsilon = math.sqrt(d_model), d_model * backbone.norm.eps
         blocks = [cast(Block, block) for block in backbone.blocks]
         self.ends = self._own(EndWeights.of(backbone, head))
@@ -302,6 +315,7 @@ class CPUStep:
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str = "cpu") -> CPUState:
         self.check_range(capacity)
+        capacity = capacity if self.context is None else min(capacity, self.context)
         rows, d_utility = 2 * self.d_head + 1, 0 if self.utility is None else len(self.utility.gates_2UX) // 2
         ubar_BU = np.zeros((streams, d_utility), self.dtype)
         memories = [Memory.empty(len(self.layers), self.heads, rows, capacity, ubar_U) for ubar_U in ubar_BU]
@@ -344,9 +358,16 @@ class CPUStep:
         if self.utility is not None:
             self._gates(self.utility, s, memory, action, reward)
         self._embed(s, obs, memory.length)
+        slot, slots = memory.length, memory.length + 1
+        if self.context is not None:  # the newest step goes where the oldest of the window lay
+            slot, slots = slot % self.context, min(slots, self.context)
+        if self.units_P is not None:
+            self._angles(self.units_P, s, memory.length)
         for layer, weights in enumerate(self.layers):
             self._project(weights, s, layer)
-            self._attend(weights, s, memory.kv_LHRS[layer], memory.length)
+            if self.units_P is not None:
+                s.turn()
+            self._attend(weights, s, memory.kv_LHRS[layer], slot, slots)
             self._feed_forward(weights, s)
         memory.length += 1
         self._norm(s)
@@ -374,6 +395,12 @@ class CPUStep:
         self._norm(s)
         s.z_D1.dot(self.ends.embed_D1D, s.x_D)
 
+    def _angles(self, units_P: NDArray[np.int64], s: Scratch, position: int) -> None:
+        """Cosines and sines of this position, whose angles wrap around as those of `nn.positions.Rotary` do."""
+        angle_P = (units_P * np.int64(position)) * RADIANS_PER_UNIT
+        s.cos_P[:], s.sin_2P[1] = np.cos(angle_P), np.sin(angle_P)
+        np.negative(s.sin_2P[1], s.sin_2P[0])
+
     def _project(self, w: LayerWeights, s: Scratch, layer: int) -> None:
         self._norm(s)
         s.z_D1.dot(w.project_D1X, s.project_X)
@@ -382,11 +409,11 @@ class CPUStep:
             np.add(s.qkv_3D, s.twin_3D, s.qkv_3D)
             np.add(s.qkv_3D, s.offsets_L3D[layer], s.qkv_3D)
 
-    def _attend(self, w: LayerWeights, s: Scratch, kv_HRS: Floats, t: int) -> None:
-        kv_HRS[:, :-1, t] = s.kv_H2E
-        scores_HS = s.scores_HS[: self.heads * (t + 1)]
+    def _attend(self, w: LayerWeights, s: Scratch, kv_HRS: Floats, slot: int, slots: int) -> None:
+        kv_HRS[:, :-1, slot] = s.kv_H2E
+        scores_HS = s.scores_HS[: self.heads * slots]
         scores_H1S, weights_HS1 = scores_HS.reshape(self.heads, 1, -1), scores_HS.reshape(self.heads, -1, 1)
-        k_HES, v_HE1S = kv_HRS[:, : self.d_head, : t + 1], kv_HRS[:, self.d_head :, : t + 1]
+        k_HES, v_HE1S = kv_HRS[:, : self.d_head, :slots], kv_HRS[:, self.d_head :, :slots]
         np.matmul(s.q_H1E, k_HES, scores_H1S)
         np.exp(scores_HS, scores_HS)
         np.matmul(v_HE1S, weights_HS1, s.sums_HE1)

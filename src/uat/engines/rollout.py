@@ -11,6 +11,8 @@ from torch import Tensor
 from uat.acting import Behaviour, rollout
 from uat.contracts import Agent, Reader, Recording, Simulator
 from uat.engines.graph import Captured, captured_or_none
+from uat.engines.kernels import fused_operations
+from uat.engines.worlds import fused_simulator
 from uat.episode import Noise, Trajectory
 from uat.methods import Policy
 from uat.noise import gumbel
@@ -91,7 +93,8 @@ class Player:
         device: torch.device,
         sampled: bool,
     ) -> None:
-        self.agent, self.simulator, self.device, self.sampled = agent, simulator, device, sampled
+        self.agent, self.device, self.sampled = agent, device, sampled
+        self.simulator = fused_simulator(simulator, device)
         self.stream = "behaviour" if isinstance(agent, Behaviour) else "actions"
         """The random stream that its actions are sampled with."""
         self.captured: Captured[Trajectory] | None = None
@@ -140,14 +143,15 @@ class Player:
         self.captured = self.drawn = None
 
     def noise(self, episode_ids: Tensor, seed: int) -> Noise:
-        noise = self.simulator.noise(episode_ids, seed)
-        spec = self.simulator.spec
-        played = not isinstance(self.simulator, Recording)
-        if played and self.sampled and isinstance(spec.action, Discrete):
-            ids_B = episode_ids.to(self.device, non_blocking=True)
-            flat = gumbel(seed, self.stream, ids_B, spec.horizon * spec.action.count)
-            noise["actions"] = flat.view(-1, spec.horizon, spec.action.count).float()
-        return noise
+        with fused_operations():
+            noise = self.simulator.noise(episode_ids, seed)
+            spec = self.simulator.spec
+            played = not isinstance(self.simulator, Recording)
+            if played and self.sampled and isinstance(spec.action, Discrete):
+                ids_B = episode_ids.to(self.device, non_blocking=True)
+                flat = gumbel(seed, self.stream, ids_B, spec.horizon * spec.action.count)
+                noise["actions"] = flat.view(-1, spec.horizon, spec.action.count).float()
+            return noise
 
     def _drawn_ahead(self, episode_ids: Tensor, seed: int) -> tuple[Tensor, Places]:
         """The noise of these episodes, side by side. Where one batch follows another, it is drawn for several: its
@@ -168,7 +172,8 @@ class Player:
         if isinstance(self.agent, torch.nn.Module):
             self.agent.eval()
         world = {name: value for name, value in noise.items() if name != "actions"}
-        return rollout(self.agent, self.simulator, world, noise.get("actions"))
+        with fused_operations():
+            return rollout(self.agent, self.simulator, world, noise.get("actions"))
 
 
 AT_ONCE = 1024

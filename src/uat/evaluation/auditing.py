@@ -25,17 +25,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import torch
 from torch import Tensor
 
-from uat.acting import look, rollout
-from uat.contracts import Agent, Reader, Recording, Simulator
+from uat.acting import rollout
+from uat.contracts import Agent, Reader, Recording, Simulator, Worlds
 from uat.domains import split_seed
 from uat.episode import Batch, Step, Trajectory, episode_mean
 from uat.evaluation.intervals import interval
 from uat.evaluation.scores import CEILING
+from uat.methods import Policy
 from uat.noise import gumbel
 from uat.runs import Run, load_policy
 from uat.settings import Between, Seed, checked
@@ -47,7 +48,7 @@ CHANNELS = ("observation", "action", "reward")
 FEEDBACK = ("action", "reward")
 FIELDS = {"observation": "obs", "action": "prev_action", "reward": "prev_reward"}
 """The field of a batch that holds each channel."""
-HAPPENED = {"observation": "obs", "action": "action", "reward": "reward"}
+EARNED = {"observation": "obs", "action": "action", "reward": "reward"}
 """The field of a trajectory that holds each channel."""
 LOUD = 3.0
 """Scale of random rewards, relative to the largest observed reward."""
@@ -112,8 +113,16 @@ class Audit:
         )
 
 
+class Stepping(Protocol):
+    """A policy of anybody's: these two methods are all that an audit asks for."""
+
+    def init_state(self, streams: int, capacity: int, device: torch.device | str) -> Any: ...
+
+    def step(self, state: Any, step: Step) -> tuple[Tensor, Any]: ...
+
+
 def audit(
-    policy: Agent[Any],
+    policy: Stepping,
     histories: Simulator[Any] | Recording | Trajectory | None = None,
     *,
     spec: Spec | None = None,
@@ -138,7 +147,7 @@ def audit(
 
 
 def _audit(
-    policy: Agent[Any],
+    policy: Stepping,
     histories: Simulator[Any] | Recording | Trajectory | None,
     spec: Spec | None,
     reference: Agent[Any] | Reader | None,
@@ -147,23 +156,21 @@ def _audit(
     seed: int,
     device: torch.device | str,
 ) -> Audit:
-    spec = spec or getattr(policy, "spec", None) or getattr(histories, "spec", None)
-    if spec is None:
-        raise ValueError("audit: this policy has no spec; name the decision problem with spec=")
+    spec = spec or _spec_of(policy, histories)
     checked(episodes, Annotated[int, Between(2, MOST_AUDITED)], "audit: episodes")
     checked(draws, Annotated[int, Between(1, MOST_DRAWS)], "audit: draws")
     checked(seed, Seed, "audit: seed")
     if isinstance(policy, torch.nn.Module):
         policy.eval()
     if isinstance(histories, Trajectory):
-        happened = histories.to(device)
+        trajectory = histories.to(device)
     elif histories is None:
-        happened = random_histories(spec, episodes, seed).to(device)
+        trajectory = random_histories(spec, episodes, seed).to(device)
     else:
-        happened = play(policy, histories, episodes, seed)
-    if len(happened.valid) < 2:
+        trajectory = play(policy, histories, episodes, seed)
+    if len(trajectory.valid) < 2:
         raise ValueError("audit: histories holds 1 episode; at least 2 are needed to exchange feedback between them")
-    return _Auditor(policy, spec, happened, draws, torch.Generator().manual_seed(seed)).audit(reference)
+    return _Auditor(policy, spec, trajectory, draws, torch.Generator().manual_seed(seed)).audit(reference)
 
 
 def audit_run(
@@ -184,10 +191,18 @@ def audit_run(
         return audit(policy, worlds, reference=filter_, episodes=episodes, draws=draws, seed=seed, device=chosen)
 
 
+def _spec_of(policy: Stepping, histories: Simulator[Any] | Recording | Trajectory | None) -> Spec:
+    if isinstance(policy, Policy):
+        return policy.spec
+    if isinstance(histories, Worlds):
+        return histories.spec
+    raise ValueError("audit: this policy has no spec; name the decision problem with spec=")
+
+
 # ---------------------------------------------------------------- histories
 
 
-def play(policy: Agent[Any], simulator: Simulator[Any] | Recording, episodes: int, seed: int) -> Trajectory:
+def play(policy: Stepping, simulator: Simulator[Any] | Recording, episodes: int, seed: int) -> Trajectory:
     """Episodes of a policy that samples its actions, since feedback then varies more than under arg-max actions.
 
     A recording returns its own episodes.
@@ -200,6 +215,8 @@ def play(policy: Agent[Any], simulator: Simulator[Any] | Recording, episodes: in
         device = next(iter(noise.values())).device
         flat = gumbel(seed, "audit", ids.to(device), spec.horizon * spec.action.count)
         gumbel_BTA = flat.view(-1, spec.horizon, spec.action.count).float()
+    if not isinstance(policy, Agent):
+        raise ValueError(f"audit: {type(policy).__name__} is no uat.contracts.Agent, and cannot play in a simulator")
     return rollout(policy, simulator, noise, gumbel_BTA)
 
 
@@ -215,9 +232,9 @@ def random_histories(spec: Spec, episodes: int, seed: int) -> Trajectory:
             obs = torch.randint(count, shape, generator=generator)
     action, valid = any_actions(spec, shape, generator), torch.ones(shape, dtype=torch.bool)
     reward = torch.randn(shape, generator=generator) / spec.reward_scale
-    done = torch.zeros_like(valid)
-    facts = {name: torch.rand(*shape, *inner, generator=generator) + 0.5 for name, inner in spec.extras.items()}
-    return Trajectory(obs=obs, action=action, reward=reward, done=done, target=action, valid=valid, facts=facts)
+    never = torch.zeros_like(valid)
+    facts = {name: torch.rand(*shape, *inner, generator=generator) + 0.5 for name, inner in spec.facts.items()}
+    return Trajectory(obs=obs, action=action, reward=reward, terminated=never, target=action, valid=valid, facts=facts)
 
 
 def any_actions(spec: Spec, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -230,7 +247,7 @@ def any_actions(spec: Spec, shape: tuple[int, ...], generator: torch.Generator) 
 
 
 @torch.no_grad()
-def answers(agent: Agent[Any], batch: Batch, facts: dict[str, Tensor] | None = None) -> Tensor:
+def answers(agent: Stepping, batch: Batch, facts: dict[str, Tensor] | None = None) -> Tensor:
     """Logits (B, T, A) of an agent that is fed the histories step by step; `facts` are for references only."""
     (streams, steps), device = batch.valid.shape, batch.valid.device
     state, logits = agent.init_state(streams, steps, device), []
@@ -242,7 +259,8 @@ def answers(agent: Agent[Any], batch: Batch, facts: dict[str, Tensor] | None = N
             first=torch.full((streams,), t == 0, device=device),
             allowed=None if batch.allowed is None else batch.allowed[:, t],
         )
-        state = look(agent, state, {name: value[:, t] for name, value in (facts or {}).items()})
+        if facts is not None and isinstance(agent, Agent):
+            state = agent.look(state, {name: value[:, t] for name, value in facts.items()})
         logits_BA, state = agent.step(state, step)
         logits.append(logits_BA)
     return torch.stack(logits, dim=1)
@@ -290,14 +308,14 @@ def by_step(measure: Callable[[Tensor, Tensor], Tensor], p: Tensor, q: Tensor) -
 
 @dataclass(frozen=True, slots=True)
 class _Auditor:
-    policy: Agent[Any]
+    policy: Stepping
     spec: Spec
-    happened: Trajectory
+    trajectory: Trajectory
     draws: int
     generator: torch.Generator
 
     def audit(self, reference: Agent[Any] | Reader | None) -> Audit:
-        batch = self.spec.clock.batch(self.happened)
+        batch = self.spec.clock.batch(self.trajectory)
         before = answers(self.policy, batch)
         results = {channel: self._dependence(channel, batch, before) for channel in CHANNELS}
         largest = max(results[channel][1] for channel in FEEDBACK)
@@ -340,8 +358,8 @@ class _Auditor:
         """Largest change of representation or output under random feedback, unrelated to the episode."""
         other = replace(batch, **{FIELDS[channel]: self._random_feedback(channel, batch)})
         changes = [difference(before, answers(self.policy, other))]
-        if features := getattr(self.policy, "features", None):
-            changes.append(difference(features(batch), features(other)))
+        if isinstance(self.policy, Policy):
+            changes.append(difference(self.policy.features(batch), self.policy.features(other)))
         return max(torch.where(batch.valid, change, 0.0).max().item() for change in changes)
 
     def _random_feedback(self, channel: str, batch: Batch) -> Tensor:
@@ -367,9 +385,9 @@ class _Auditor:
     def _witnesses(self, reference: Agent[Any] | Reader) -> list[tuple[int, int]]:
         """Per exchange of feedback: how often the reference's decision changes, and in how many of these cases the
         policy's output changes too. The reference sees the true feedback, the policy what its channel delivers."""
-        few = self.happened.map(lambda x: x[:WITNESSING])
+        few = self.trajectory.map(lambda x: x[:WITNESSING])
         told = self.spec.clock.batch(few)
-        truth = self.spec.clock.batch(replace(few, told_action=None, told_reward=None))
+        truth = self.spec.clock.batch(replace(few, told=None))
         best, before, found = decisions(reference, truth, few.facts), answers(self.policy, told), []
         last_B1 = told.valid.sum(1, keepdim=True) - 1
         for channels in (("action",), ("reward",), FEEDBACK):
@@ -384,9 +402,9 @@ class _Auditor:
         return found
 
 
-def decisions(reference: Any, batch: Batch, facts: dict[str, Tensor]) -> Tensor:
+def decisions(reference: Agent[Any] | Reader, batch: Batch, facts: dict[str, Tensor]) -> Tensor:
     """Scores (B, T, A) of the reference; (B, 1, A) if it reads whole episodes and scores only their last steps."""
-    if hasattr(reference, "step"):
+    if isinstance(reference, Agent):
         return answers(reference, batch, facts)
     return reference.read(batch).every(slice(None))[:, None]
 
@@ -394,10 +412,10 @@ def decisions(reference: Any, batch: Batch, facts: dict[str, Tensor]) -> Tensor:
 def exchanged(batch: Batch, channels: tuple[str, ...], partner_B: Tensor) -> Batch:
     """Replace channels by those of a partner episode; `valid` keeps the steps that are real in both.
 
-    The true feedback in `happened` is exchanged as well, for references that read it.
+    The true feedback in `trajectory` is exchanged as well, for references that read it.
     """
     taken: dict[str, Any] = {FIELDS[channel]: getattr(batch, FIELDS[channel])[partner_B] for channel in channels}
-    if batch.happened is not None:
-        own = {HAPPENED[channel]: getattr(batch.happened, HAPPENED[channel])[partner_B] for channel in channels}
-        taken["happened"] = replace(batch.happened, **own)
+    if batch.trajectory is not None:
+        own = {EARNED[channel]: getattr(batch.trajectory, EARNED[channel])[partner_B] for channel in channels}
+        taken["trajectory"] = replace(batch.trajectory, **own)
     return replace(batch, valid=batch.valid & batch.valid[partner_B], **taken)

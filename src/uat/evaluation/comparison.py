@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from uat.domains import rivals
 from uat.evaluation.intervals import LEVEL, Spread, filled, interval
 from uat.evaluation.scores import BLIND, CEILING, Evaluation, gap_closed, variant_of
 from uat.runs import describe
@@ -131,7 +130,7 @@ def run_groups(evaluations: Sequence[Evaluation]) -> list[Group]:
             runs={},
             episodes={},
             block=one.block,
-            rivals=rivals(domain),
+            rivals=domain.rivals,
             headline=domain.metrics[0].name,
         )
         if config.seed in old.runs:

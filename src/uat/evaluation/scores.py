@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from uat.acting import has_expert
 from uat.config import RunConfig, to_json
-from uat.domains import DOMAINS, block_length, episode_count, split_seed, summarised
+from uat.domains import DOMAINS, split_seed
 from uat.engines.rollout import AT_ONCE, Player, play_all
 from uat.evaluation.intervals import interval
 from uat.metrics import Score
@@ -43,7 +44,7 @@ class Evaluation:
 
     @property
     def block(self) -> float:
-        return block_length(self.config.build_domain())
+        return self.config.build_domain().block
 
     def interval(self, method: str, metric: str) -> tuple[float, float]:
         """95 % interval of the mean over episodes."""
@@ -82,7 +83,7 @@ def _evaluate(
         raise RunError(f"{missing}; continue it with --resume, or score the best weights so far with --unfinished")
     chosen, config = pick_device(device), run.config
     domain = config.build_domain()
-    count = episode_count(domain, "test", config.evaluation.episodes if episodes is None else episodes)
+    count = domain.episode_count("test", config.evaluation.episodes if episodes is None else episodes)
     if episodes not in (None, count):
         raise ValueError(f"episodes={episodes} is not what {config.domain_name} is tested on: all of its {count}")
     policy = load_policy(run.path).to(chosen)
@@ -144,7 +145,9 @@ def reference_episodes(run: Run, count: int, device: torch.device) -> dict[str, 
     """Metrics per episode of the filter, the expert and chance, with uncorrupted feedback; cached in the run folder."""
     domain, file = run.config.build_true_domain(), run.file("references.safetensors")
     references = domain.references()
-    agents: dict[str, Any] = {**references, EXPERT: references.get(EXPERT)}
+    agents: dict[str, Any] = dict(references)
+    if EXPERT in references or has_expert(domain.simulator("test", device)):
+        agents[EXPERT] = references.get(EXPERT)
     revision = DOMAINS[run.config.domain_name].revision
     key = {
         "domain": run.config.domain_name,
@@ -202,7 +205,7 @@ def _measure(domain: Any, agent: Any, count: int, device: torch.device) -> dict[
     at_once = AT_ONCE if is_policy or agent is None else 128
     with contextlib.closing(player):
         values = play_all(player, count, split_seed("test", 0), domain.measure, at_once)
-    return {name: per_episode.cpu() for name, per_episode in summarised(domain, values).items()}
+    return {name: per_episode.cpu() for name, per_episode in domain.summarise(values).items()}
 
 
 def _flat(nested: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -96,7 +96,7 @@ class BERT4Rec(Policy):
         hidden_BT = self.hidden(batch.valid)
         x_BSD, visible_BS = self._gapped(batch, hidden_BT)
         h_BSD = self.answer(self.backbone(x_BSD, self.backbone.keys_values(x_BSD), visible_BS=visible_BS))
-        target_BT = batch.target.masked_fill(~hidden_BT, NO_ACTION)
+        target_BT = batch.required_target.masked_fill(~hidden_BT, NO_ACTION)
         return {"cloze": masked_sum(self.head.nll(h_BSD[:, 1:], target_BT, batch.allowed), hidden_BT)}
 
     def hidden(self, valid_BT: Tensor) -> Tensor:

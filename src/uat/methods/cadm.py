@@ -153,7 +153,7 @@ class CaDM(Policy):
 
     def loss(self, batch: Batch) -> Losses:
         """How unlikely the next J steps are under the context of each step, forwards and backwards."""
-        happened = batch.happened
+        happened = batch.trajectory
         if happened is None:
             raise ValueError("CaDM learns from what happened: this batch does not say it")
         obs_BTO, valid_BT = self.flat(batch.obs), batch.valid

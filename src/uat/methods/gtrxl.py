@@ -62,6 +62,11 @@ class GTrXL(Policy):
         """Features of the next part of longer episodes, and the memory that the part after it needs."""
         return self.backbone.segment(batch.obs, memory)
 
+    @property
+    def endless(self) -> bool:
+        """Each layer reaches `memory` steps back, and distances have no last one."""
+        return True
+
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> StreamState:
         return self.backbone.init_state(streams, capacity)
 

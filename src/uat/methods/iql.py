@@ -114,7 +114,7 @@ class IQL(Vanilla):
 
     def loss(self, batch: Batch) -> Losses:
         """The three losses of the paper, over logged steps."""
-        happened, valid_BT, c = batch.happened, batch.valid, self.config
+        happened, valid_BT, c = batch.trajectory, batch.valid, self.config
         if happened is None:
             raise ValueError("IQL learns from what happened: this batch does not say it")
         action_BT, h_BTD = blank(happened.action, valid_BT), self.features(batch)
@@ -132,11 +132,11 @@ class IQL(Vanilla):
 
     def _wanted(self, batch: Batch, value_BT: Tensor) -> tuple[Tensor, Tensor]:
         """(B, T) what Q should say, and where that is known."""
-        assert batch.happened is not None
-        done_BT, last_B1 = batch.happened.done, torch.zeros_like(value_BT[:, :1])
+        assert batch.trajectory is not None
+        done_BT, last_B1 = batch.trajectory.terminated, torch.zeros_like(value_BT[:, :1])
         future_BT = torch.cat([value_BT[:, 1:], last_B1], dim=1).masked_fill(done_BT, 0.0)
         goes_on_BT = torch.cat([batch.valid[:, 1:], last_B1.bool()], dim=1)
-        earned_BT = self.spec.clock.earned(batch.happened)
+        earned_BT = self.spec.clock.earned(batch.trajectory)
         return earned_BT + self.config.discount * future_BT, batch.valid & (done_BT | goes_on_BT)
 
     def follow(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import Any, ClassVar, Literal, get_type_hints
@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from uat.acting import Behaviour, choose
-from uat.contracts import Answers
+from uat.acting import Behaviour
+from uat.contracts import Agent, Answers
 from uat.engines import kernels
 from uat.episode import Batch, Losses, Noise, Step, Trajectory, masked_sum
 from uat.nn import structure
@@ -47,7 +47,7 @@ class Phase:
         return max(1, round(self.share * most))
 
 
-class Policy(nn.Module, ABC):
+class Policy(nn.Module, Agent[Any]):
     """Maps what is known at t to logits over actions: all steps at once for training, one at a time for acting."""
 
     sees: frozenset[str] = frozenset()
@@ -88,6 +88,12 @@ class Policy(nn.Module, ABC):
     def features(self, batch: Batch) -> Tensor:
         """h (B, T, D) at every step, knowing the past alone; what streaming gives, also where it must be replayed."""
 
+    @property
+    def endless(self) -> bool:
+        """Whether streams may go on without end: memory and time per step stay constant, and `init_state` takes
+        ENDLESS as its capacity."""
+        return False
+
     @abstractmethod
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> Any:
         """Memory for `streams` streams of at most `capacity` steps."""
@@ -95,19 +101,6 @@ class Policy(nn.Module, ABC):
     @abstractmethod
     def step(self, state: Any, step: Step) -> tuple[Tensor, Any]:
         """Logits (B, A) of this step, and the state after it; the state that came in is consumed."""
-
-    def decide(self, state: Any, step: Step, gumbel_BA: Tensor | None = None) -> tuple[Tensor, Any]:
-        """The action of each stream (see `choose`), and the state after this step."""
-        logits_BA, state = self.step(state, step)
-        return choose(logits_BA, self.spec, gumbel_BA), state
-
-    def plays(self, simulator: Any) -> bool:
-        """Whether `play` takes these worlds."""
-        return False
-
-    def play(self, simulator: Any, noise: Noise, gumbel_BTA: Tensor | None = None) -> Trajectory:
-        """One episode in each world as `rollout` plays them, in one launch."""
-        raise ValueError(f"{type(self).__name__} does not play whole episodes in one launch")
 
     def share_device(self, policies: int) -> None:
         """So many policies, this one among them, will act on the device at a time."""
@@ -160,7 +153,11 @@ class Policy(nn.Module, ABC):
 
     def loss(self, batch: Batch) -> Losses:
         """How far from the expert, over real steps."""
-        return {"imitation": masked_sum(self.head.nll(self.features(batch), batch.target, batch.allowed), batch.valid)}
+        return {
+            "imitation": masked_sum(
+                self.head.nll(self.features(batch), batch.required_target, batch.allowed), batch.valid
+            )
+        }
 
     def trace(self, batch: Batch) -> Trace:
         """Attention and gates at every step, for looking at; methods without attention have none to show."""
@@ -201,6 +198,10 @@ class TransformerPolicy(Policy):
     it: it may compute anything."""
     backbone: Transformer
     tokens_per_step: int = 1
+
+    @property
+    def endless(self) -> bool:
+        return self.backbone.endless
 
     @property
     def gates(self) -> UtilityGates | None:
@@ -264,23 +265,25 @@ class TransformerPolicy(Policy):
     def plays(self, simulator: Any) -> bool:
         """Where the step is fused, the worlds offer to be played inside, and both are of one shape. A class with a step
         of its own is not played by the kernel of another."""
-        if not self.fused or not getattr(simulator, "plays_inside", False) or simulator.spec != self.spec:
+        from uat.engines.worlds import FusedRollouts
+
+        if not self.fused or not isinstance(simulator, FusedRollouts) or simulator.spec != self.spec:
             return False
         owners = {_owner(type(self), name) for name in ("play", "step", "decide", "init_state")}
         fits = len(owners) == 1 and kernels.plays(self.backbone, self.head, self.spec)
         return fits and self.structure_difference() is None
 
     def _play(self, simulator: Any, noise: Noise, gumbel_BTA: Tensor | None) -> Trajectory:
-        streams, world = len(next(iter(noise.values()))), simulator.inside(noise)
+        streams, world = len(next(iter(noise.values()))), simulator.fused_world(noise)
         action_BT = kernels.fused_play(self.backbone, self.gates, self.head, self.spec, streams, world, gumbel_BTA)
         return world.trajectory(action_BT)
 
     def loss(self, batch: Batch) -> Losses:
         if not (self.fused_pass and self.training and batch.allowed is None):
             return super().loss(batch)
-        h_BTD = self.features(batch)
-        fused = kernels.fused_nll(self.head, h_BTD, batch.target, batch.valid) if self.fused_pass else None
-        return {"imitation": fused or masked_sum(self.head.nll(h_BTD, batch.target), batch.valid)}
+        target, h_BTD = batch.required_target, self.features(batch)
+        fused = kernels.fused_nll(self.head, h_BTD, target, batch.valid) if self.fused_pass else None
+        return {"imitation": fused or masked_sum(self.head.nll(h_BTD, target), batch.valid)}
 
     def fuse(self) -> str | None:
         difference = self.structure_difference()

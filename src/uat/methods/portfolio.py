@@ -23,14 +23,14 @@ def refusal(spec: Spec) -> str | None:
         return f"allocates over assets: observations are {spec.obs}, actions {spec.action}"
     if spec.action.count != spec.obs.count + 1:
         return f"allocates over cash and assets: {spec.action} must be one more than {spec.obs}"
-    if spec.extras.get(RELATIVE) != (spec.action.count,):
+    if spec.facts.get(RELATIVE) != (spec.action.count,):
         return f"learns from what each asset earns, and {spec.obs} come without the fact {RELATIVE!r}"
     return None
 
 
 def relatives(batch: Batch) -> Tensor:
     """(B, T, A) what one unit of money becomes; 1 in padding."""
-    return torch.where(batch.valid[..., None], batch.extras[RELATIVE], 1.0)
+    return torch.where(batch.valid[..., None], batch.facts[RELATIVE], 1.0)
 
 
 def tradable(allowed: Tensor | None, like: Tensor) -> Tensor:

@@ -160,5 +160,5 @@ class SARL(Policy):
 def _forbidden(batch: Batch) -> Tensor:
     """(B, T, A) what may not be held; nothing is forbidden in padding, which may say anything."""
     if batch.allowed is None:
-        return torch.zeros_like(batch.extras[RELATIVE], dtype=torch.bool)
+        return torch.zeros_like(batch.facts[RELATIVE], dtype=torch.bool)
     return ~batch.allowed & batch.valid[..., None]

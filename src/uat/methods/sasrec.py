@@ -78,14 +78,18 @@ class SASRec(Policy):
         """-log σ(r_target) - Σ log(1 - σ(r_negative)), (B, T); what occurs in the episode is no negative."""
         streams, steps = batch.valid.shape
         ids_B = self.dropout_seed + torch.arange(streams, device=self.dropout_seed.device)
-        count = steps * self.config.negatives
+        count, target_BT = steps * self.config.negatives, batch.required_target
         drawn_BTK = integers(0, "sasrec.negatives", ids_B, count, below=self.spec.action.count).view(streams, steps, -1)
         taken_BTK = (drawn_BTK[..., None] == batch.obs[:, None, None]).any(-1)
-        taken_BTK = taken_BTK | (drawn_BTK == batch.target[..., None])
-        target_BT1 = batch.target.clamp_min(0)[..., None]
+        taken_BTK = taken_BTK | (drawn_BTK == target_BT[..., None])
+        target_BT1 = target_BT.clamp_min(0)[..., None]
         score_BTK = self.head.score(self.features(batch), torch.cat([target_BT1, drawn_BTK], dim=-1))
         against_BTK = F.softplus(score_BTK[..., 1:]).masked_fill(taken_BTK, 0.0)
         return F.softplus(-score_BTK[..., 0]) + against_BTK.sum(-1)
+
+    @property
+    def endless(self) -> bool:
+        return self.backbone.endless
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> KVCache:
         return self.backbone.init_cache(streams, capacity)

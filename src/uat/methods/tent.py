@@ -54,6 +54,10 @@ class Tent(Adapting):
         super().__init__(spec, config)
         self.layout = Layout(self.backbone, norm_names(self.backbone))
 
+    @property
+    def endless(self) -> bool:
+        return self.backbone.endless
+
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> TentState:
         cache = self.open_cache(streams, capacity)
         zeros = [self.layout.zeros(streams, like=self.backbone.like) for _ in range(3)]

@@ -13,6 +13,9 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
+ENDLESS = 2**62
+"""A capacity for streams without end; memories that keep a window of steps take it."""
+
 
 class Window(NamedTuple):
     """The slots that one step reads and writes."""

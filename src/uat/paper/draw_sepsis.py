@@ -57,7 +57,7 @@ def draw(trajectory: Trajectory, file: Path) -> None:
     state_axes.legend(
         handles=[*lines, *bands], ncols=6, frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1)
     )
-    action_T, target_T = trajectory.action[0, :steps], trajectory.target[0, :steps]
+    action_T, target_T = trajectory.action[0, :steps], trajectory.required_target[0, :steps]
     action_axes.step(t, target_T, where="mid", color="#999999", linewidth=3, label="expert, who sees the regime")
     for right, marker, colour in ((True, "o", "#000000"), (False, "x", "#D55E00")):
         chosen = [i for i in t if (action_T[i] == target_T[i]).item() is right]

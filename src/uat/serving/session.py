@@ -17,15 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from uat.acting import choose
 from uat.checks import Array, as_tensor
-from uat.contracts import Agent
+from uat.contracts import Agent, choose
 from uat.engines.cpu import CPUStep
 from uat.episode import Step
 from uat.methods import Policy
 from uat.methods.policy import TransformerPolicy
 from uat.methods.uat import UAT
 from uat.methods.vanilla import Vanilla
+from uat.nn.cache import ENDLESS
 from uat.serving.entrance import Entrance, Values
 from uat.serving.fused import FusedStep
 from uat.settings import Count, Steps, checked, shown
@@ -65,6 +65,11 @@ def _check_policy(policy: Policy) -> Policy:
     return policy
 
 
+def _most_steps(policy: Policy) -> int | None:
+    """How many steps a stream may have where the user does not say; None: no limit."""
+    return None if policy.endless else policy.spec.horizon
+
+
 def on_gpu(policy: Policy) -> bool:
     return next(policy.parameters()).is_cuda
 
@@ -84,10 +89,13 @@ class Session:
     A session can be copied (`copy.copy` shares the policy, `copy.deepcopy` copies it), pickled, and on a CPU used on in
     a forked process: each copy remembers what the original did, and goes on by itself with the same decisions.
 
+    capacity: the most steps of a stream; unset: the horizon, or no limit where the policy remembers a window of steps
+        (`context`) and its positions have no end: then memory and time per step stay constant.
     threads: CPU threads of the cached step, wherever `act` is called; unset: UAT_THREADS, or one.
     """
 
     path: Literal["fast", "cached"]
+    _state: Any
 
     def __init__(
         self,
@@ -102,15 +110,17 @@ class Session:
         with cpu_threads(self.threads):
             self.policy, self.device = _check_policy(policy).eval(), next(policy.parameters()).device
         self.spec, self.streams = policy.spec, checked(streams, Count, "streams")
-        self.capacity = policy.spec.horizon if capacity is None else checked(capacity, Steps, "capacity")
+        self.capacity = _most_steps(policy) if capacity is None else checked(capacity, Steps, "capacity")
+        self._room = ENDLESS if self.capacity is None else self.capacity
         try:
             with cpu_threads(self.threads):
                 self._agent, self._state = self._open(path)
         except (MemoryError, torch.OutOfMemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "alloc" not in str(error).lower():
                 raise
-            size = f"streams={self.streams} with capacity={self.capacity}"
-            raise ValueError(f"{size} do not fit into memory: {shown(str(error), 100)}") from None
+            limit = "" if self.capacity is None else f" with capacity={self.capacity}"
+            message = f"streams={self.streams}{limit} do not fit into memory: {shown(str(error), 100)}"
+            raise ValueError(message) from None
         self.path = "cached" if self._agent is policy else "fast"
         self._entrance = Entrance(self.spec, streams)
         self._steps = np.zeros(streams, dtype=np.int64)
@@ -119,11 +129,11 @@ class Session:
         self._going = np.zeros(streams, dtype=bool)
         self._rewards = deque(np.zeros(streams, dtype=np.float32) for _ in range(self.spec.reward_lag - 1))
 
-    def _open(self, path: str) -> tuple[Agent[Any], Any]:
+    def _open(self, path: str) -> tuple[Agent[Any] | CPUStep | FusedStep, Any]:
         """Who decides, and its memory."""
         agent = self._choose_path(path)
         try:
-            return agent, agent.init_state(self.streams, self.capacity, self.device)
+            return agent, agent.init_state(self.streams, self._room, self.device)
         except ValueError:
             raise
         except Exception as error:  # whatever a compiler or a driver says: each has errors of its own
@@ -135,9 +145,9 @@ class Session:
                 "cached one, which is slower; path='cached' asks for it without this warning",
                 stacklevel=3,
             )
-            return self.policy, self.policy.init_state(self.streams, self.capacity, self.device)
+            return self.policy, self.policy.init_state(self.streams, self._room, self.device)
 
-    def _choose_path(self, path: str) -> Agent[Any]:
+    def _choose_path(self, path: str) -> Agent[Any] | CPUStep | FusedStep:
         checked(path, Literal["auto", "fast", "cached"], "path")
         many = self.streams > FAST_STREAMS and not on_gpu(self.policy)
         if path == "cached" or (path == "auto" and many):
@@ -162,7 +172,7 @@ class Session:
         """
         if os.getpid() != self._process:
             self._check_fork()
-        if self._longest >= self.capacity:
+        if self._longest >= self._room:
             raise ValueError(
                 f"stream {self._steps.argmax()} has seen {self._longest} steps, and the session holds {self.capacity}: "
                 "restart the stream, or open the session with a larger capacity"
@@ -273,7 +283,7 @@ class Session:
     def _refuse_answer(self) -> None:
         """A memory that gave such an answer may hold more of it: the session forgets all, and says so."""
         with cpu_threads(self.threads):
-            self._state = self._agent.init_state(self.streams, self.capacity, self.device)
+            self._state = self._agent.init_state(self.streams, self._room, self.device)
         self._last = self._none
         self.restart()
         raise ValueError(

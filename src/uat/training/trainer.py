@@ -17,8 +17,9 @@ from torch import Tensor
 
 from uat.config import RunConfig, to_json
 from uat.contracts import Recording
-from uat.domains import Domain, episode_count, split_seed, summarised
+from uat.domains import Domain, split_seed
 from uat.engines.graph import InTurn
+from uat.engines.kernels import fused_operations
 from uat.engines.rollout import AT_ONCE, Player, play_all
 from uat.files import check_path
 from uat.methods import METHODS, Phase, Policy, training_name
@@ -213,7 +214,7 @@ class Trainer:
             player = self._new_player(phase.behaviour, player.simulator, sampled=True)
         epoch = Epoch(self.config, self.learner, phase, player, self.checkpoint, self.ranks, self.in_turn)
         if phase.judged_by == "play":
-            count = episode_count(self.domain, "validation", self.config.train.validation_episodes)
+            count = self.domain.episode_count("validation", self.config.train.validation_episodes)
             epoch.rehearsed_with.append(lambda: self.judge.rehearsal(min(AT_ONCE, count)))
         return epoch
 
@@ -256,9 +257,9 @@ class Trainer:
 
     def validate(self) -> dict[str, Tensor]:
         """Greedy play on the validation episodes; the means still lie on the device."""
-        count = episode_count(self.domain, "validation", self.config.train.validation_episodes)
+        count = self.domain.episode_count("validation", self.config.train.validation_episodes)
         measured = play_all(self.judge, count, split_seed("validation", 0), self.domain.measure)
-        return {name: x.nanmean() for name, x in summarised(self.domain, measured).items()}
+        return {name: x.nanmean() for name, x in self.domain.summarise(measured).items()}
 
     def judge_of(self, phase: Phase) -> Judge:
         """What the phase says decides which weights are best."""
@@ -273,9 +274,10 @@ class Trainer:
     @torch.no_grad()
     def _validation_loss(self, phase: Phase, player: Player) -> dict[str, Tensor]:
         """The phase's loss on the validation episodes, with nothing dropped; still on the device."""
-        count = episode_count(self.domain, "validation", self.config.train.validation_episodes)
+        count = self.domain.episode_count("validation", self.config.train.validation_episodes)
         trajectory = player.play(torch.arange(count), split_seed("validation", 0))
-        losses = phase.loss(self.learner.eval().spec.clock.batch(trajectory))
+        with fused_operations():
+            losses = phase.loss(self.learner.eval().spec.clock.batch(trajectory))
         parts = [total / count.clamp_min(1) for total, count in losses.values()]
         return {"loss": torch.stack(parts).sum()}
 

@@ -64,7 +64,7 @@ class Entrances:
             said.append(f"{key} {how}")
 
         def check(found: Any) -> str | None:
-            if spec.extras or found.valid.shape[1] > spec.horizon:
+            if spec.facts or found.valid.shape[1] > spec.horizon:
                 return None
             batch = spec.clock.batch(found)
             with torch.no_grad():

@@ -6,7 +6,7 @@ Axes: B episodes, T time, A actions, C cells of the agent, G cells of the goal.
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,17 +15,17 @@ from uat.contracts import Agent
 from uat.domains.chance import UniformAgent
 from uat.domains.darkroom.filter import DarkRoomFilter
 from uat.domains.darkroom.world import MANY_WORLDS, DarkRoomConfig, DarkRoomSimulator, Grid
-from uat.domains.domain import Split
+from uat.domains.domain import Domain, Split
 from uat.episode import Trajectory, episode_mean
 from uat.metrics import Metric
 
 
-class DarkRoom:
+class DarkRoom(Domain):
     """Navigation to a goal that drifts, jumps or cycles between episodes."""
 
-    name: ClassVar[str] = "darkroom"
-    train_tasks: ClassVar[tuple[str, ...]] = ("gradual", "abrupt", "cyclic")
-    metrics: tuple[Metric, ...] = (
+    name = "darkroom"
+    train_tasks = ("gradual", "abrupt", "cyclic")
+    metrics = (
         Metric(name="accuracy", label="Accuracy"),
         Metric(name="optimal_accuracy", label="Optimal-set accuracy"),
         Metric(name="efficiency", label="Navigation efficiency"),
@@ -35,7 +35,7 @@ class DarkRoom:
     def __init__(self, config: DarkRoomConfig) -> None:
         self.config = config
         self.spec = config.spec
-        self.task: str = config.schedule
+        self.task = config.schedule
         self.setting = _setting(config)
         self.grid = Grid.build(config.size, config.tie_break)
         self._grids: dict[torch.device, Grid] = {}
@@ -54,7 +54,7 @@ class DarkRoom:
         position_BT, goal_BT = trajectory.facts["position"], trajectory.facts["goal"]
         optimal_BT = self._grid_on(action_BT.device).optimal_ACG[action_BT, position_BT, goal_BT]
         return {
-            "accuracy": episode_mean((action_BT == trajectory.target).float(), valid_BT),
+            "accuracy": episode_mean((action_BT == trajectory.required_target).float(), valid_BT),
             "optimal_accuracy": episode_mean(optimal_BT.float(), valid_BT),
             "efficiency": self._efficiency(position_BT, goal_BT, valid_BT),
             "return": torch.where(valid_BT, trajectory.reward, 0.0).sum(1),

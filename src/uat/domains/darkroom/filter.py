@@ -14,12 +14,12 @@ Axes: B streams, C cells of the agent, G cells of the goal, A actions, O wall ma
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from uat.contracts import Agent
 from uat.domains.darkroom import schedule
 from uat.domains.darkroom.world import CUE_CHANCE, CUE_REACH, MOVES, DarkRoomConfig, Grid
 from uat.episode import Step, TensorFields
@@ -68,13 +68,11 @@ class Model(TensorFields):
         )
 
 
-class DarkRoomFilter:
+class DarkRoomFilter(Agent[Belief]):
     """An agent whose logits are the log-posterior of the expert's action; NaN after evidence that cannot be."""
 
-    sampled: ClassVar[bool] = False
-
     def __init__(self, config: DarkRoomConfig) -> None:
-        self.model = Model.of(config)
+        self.spec, self.model = config.spec, Model.of(config)
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> Belief:
         self.model = self.model.to(device)

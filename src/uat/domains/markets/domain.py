@@ -6,18 +6,19 @@ Axes: B windows, T time, A cash and assets, E windows in the order of time.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from uat.contracts import Agent
-from uat.domains.domain import Split
+from uat.domains.domain import Domain, Split
 from uat.domains.markets.performance import cagr, max_drawdown, sharpe, volatility
 from uat.domains.markets.tables import load, names, windows
 from uat.domains.markets.world import MarketsConfig, MarketsSimulator, traded
 from uat.episode import Step, Trajectory
 from uat.metrics import Metric
+from uat.spec import Spec
 
 PERFORMANCE: dict[str, tuple[str, bool, Callable[[Tensor], Tensor]]] = {
     "sharpe": ("Sharpe ratio", True, sharpe),
@@ -28,14 +29,14 @@ PERFORMANCE: dict[str, tuple[str, bool, Callable[[Tensor], Tensor]]] = {
 """What a series of returns is worth: label, whether more is better, and how it is worked out."""
 
 
-class Markets:
+class Markets(Domain):
     """Weights over cash and the assets of one of several markets, a day at a time."""
 
-    name: ClassVar[str] = "markets"
-    train_tasks: ClassVar[tuple[str, ...]] = ("joint",)
-    rivals: ClassVar[tuple[str, ...]] = ("equal-weight",)
+    name = "markets"
+    train_tasks = ("joint",)
+    rivals = ("equal-weight",)
     """Who a method must beat to be worth its effort."""
-    block: ClassVar[float] = 10.0
+    block = 10.0
     """Episodes follow each other in time: the mean length of the blocks in which they are resampled."""
 
     def __init__(self, config: MarketsConfig) -> None:
@@ -44,7 +45,7 @@ class Markets:
         self.task = "joint"
         self.setting = config.setting
         self.markets = names(config.data)
-        self.metrics: tuple[Metric, ...] = _metrics(self.markets)
+        self.metrics = _metrics(self.markets)
 
     @property
     def episodes(self) -> Mapping[str, int]:
@@ -65,7 +66,7 @@ class Markets:
             "market": trajectory.facts["market"][row_B, last_B].float(),
         }
 
-    def summarise(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def summarise(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Per metric, values whose mean it is: from what `measure` gave of episodes in the order of time."""
         by_market: list[dict[str, Tensor]] = []
         for m in range(len(self.markets)):
@@ -83,19 +84,17 @@ class Markets:
 
     def references(self) -> dict[str, Agent[Any]]:
         return {
-            "equal-weight": EqualWeight(cash=False),
-            "buy-and-hold": BuyAndHold(),
-            "random": EqualWeight(cash=True),
+            "equal-weight": EqualWeight(self.spec, cash=False),
+            "buy-and-hold": BuyAndHold(self.spec),
+            "random": EqualWeight(self.spec, cash=True),
         }
 
 
-class EqualWeight:
+class EqualWeight(Agent[None]):
     """The same weight for every asset that may be held, with or without cash among them."""
 
-    sampled: ClassVar[bool] = False
-
-    def __init__(self, *, cash: bool) -> None:
-        self.cash = cash
+    def __init__(self, spec: Spec, *, cash: bool) -> None:
+        self.spec, self.cash = spec, cash
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> None:
         return None
@@ -109,20 +108,22 @@ class EqualWeight:
         return logits_BA, None
 
 
-class BuyAndHold:
+class BuyAndHold(Agent["Tensor | None"]):
     """The same money in every asset on the first day that counts, and nothing traded since."""
 
-    sampled: ClassVar[bool] = False
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> None:
         return None
 
-    def look(self, state: None, facts: Mapping[str, Tensor]) -> Tensor:
+    def look(self, state: Tensor | None, facts: dict[str, Tensor]) -> Tensor:
         """What each asset has become since; cash was never held."""
         return facts["grown"].log()
 
-    def step(self, state: Tensor, step: Step) -> tuple[Tensor, None]:
+    def step(self, state: Tensor | None, step: Step) -> tuple[Tensor, None]:
         assert step.allowed is not None
+        assert state is not None
         logits_BA = state.masked_fill(~step.allowed, -torch.inf)
         nothing_else_B = ~step.allowed[:, 1:].any(1)
         cash_B = torch.where(nothing_else_B, 0.0, -torch.inf)

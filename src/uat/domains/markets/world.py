@@ -27,6 +27,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from uat.contracts import Simulator, Transition
 from uat.data.markets.features import Protocol
 from uat.data.markets.indicators import NAMES
 from uat.domains.domain import Split
@@ -86,7 +87,7 @@ class MarketsConfig:
             horizon=self.horizon,
             reward_lag=1 + self.execution_lag,
             reward_scale=self.reward_scale,
-            extras={"relative": (self.max_assets + 1,)},
+            facts={"relative": (self.max_assets + 1,)},
         )
 
     @property
@@ -110,7 +111,7 @@ class World:
     t: int = 0
 
 
-class MarketsSimulator:
+class MarketsSimulator(Simulator[World]):
     """The windows of one split. Only `noise` reads values on the host; all else can be captured as a CUDA graph."""
 
     def __init__(self, config: MarketsConfig, split: Split, device: torch.device | str) -> None:
@@ -150,15 +151,15 @@ class MarketsSimulator:
     def allowed(self, world: World) -> Tensor:
         return self.tables.allowed_XA[world.start_B + world.t]
 
-    def step(self, world: World, action: Tensor) -> tuple[World, Tensor, Tensor, Tensor]:
+    def step(self, world: World, action: Tensor) -> Transition[World]:
         relative_BA = self.tables.relative_XA[world.start_B + world.t]
         become_BA = action * relative_BA
         worth_B = become_BA.sum(-1)
         reward_B = (action * (relative_BA - 1)).sum(-1) - self.config.cost * traded(world.held_BA, action)
         after = replace(world, held_BA=become_BA / worth_B[:, None], t=world.t + 1)
         seen = min(after.t, self.spec.horizon - 1)  # nothing is decided after the last day
-        done_B = ~world.ended_B if after.t == self.spec.horizon else world.ended_B
-        return after, self.tables.feature_XNF[world.start_B + seen], reward_B, done_B
+        terminated_B = ~world.ended_B if after.t == self.spec.horizon else world.ended_B
+        return Transition(after, self.tables.feature_XNF[world.start_B + seen], reward_B, terminated_B)
 
     def facts(self, world: World) -> dict[str, Tensor]:
         day_B = world.start_B + world.t

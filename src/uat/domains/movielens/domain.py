@@ -5,13 +5,11 @@ Axes: B episodes.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
 from uat.contracts import Reader
-from uat.data.movielens.windows import Split
+from uat.domains.domain import Domain, Split
 from uat.domains.movielens.episodes import Episodes, MovieLensConfig, windows_of
 from uat.domains.movielens.references import Believer, filtered, ignorant, indifferent, told
 from uat.domains.movielens.regime import Catalogue, RegimeLaw
@@ -22,12 +20,12 @@ REGIMES = ("action", "comedy", "drama", "thriller")
 """The groups of genres by the first of each; see `uat.data.movielens.genres`."""
 
 
-class MovieLens:
+class MovieLens(Domain):
     """Which item a user wants next depends on a hidden group of genres, felt through late rewards alone."""
 
-    name: ClassVar[str] = "movielens"
-    train_tasks: ClassVar[tuple[str, ...]] = ("movielens",)
-    metrics: tuple[Metric, ...] = (
+    name = "movielens"
+    train_tasks = ("movielens",)
+    metrics = (
         *(Metric(name=name, label=name.upper()) for name in ("hr@10", "ndcg@10", "hr@20", "ndcg@20")),
         *(Metric(name=f"drawn_{n}", label=f"{n.upper()}, one draw") for n in ("hr@10", "ndcg@10", "hr@20", "ndcg@20")),
         *(Metric(name=f"full_{name}", label=f"{name.upper()}, all items") for name in ("hr@10", "ndcg@10")),

@@ -27,7 +27,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from uat.contracts import Answers
+from uat.contracts import Answers, Recording
 from uat.data.movielens import Log, SyntheticConfig, load, synthetic
 from uat.data.movielens.windows import SHARES, Split, Windows, split_users, windows
 from uat.domains.movielens.ranking import Ranking, drawn, ranks
@@ -97,7 +97,7 @@ def _log(path: str, catalogue: SyntheticConfig, changed: int) -> Log:
     return load(path) if path else synthetic(catalogue)
 
 
-class Episodes:
+class Episodes(Recording):
     """The episodes of one split: a `Recording`."""
 
     def __init__(self, config: MovieLensConfig, log: Log, split: Split, device: torch.device | str = "cpu") -> None:
@@ -138,15 +138,15 @@ class Episodes:
     def trajectory(self, noise: Noise) -> Trajectory:
         item_BT = self.windows.item_WT[noise["window"]]
         group_BT, rating_BT = self.catalogue.group_I[item_BT], self.windows.rating_WT[noise["window"]]
-        done_BT = torch.zeros_like(item_BT, dtype=torch.bool)
-        done_BT[:, -1] = True
+        terminated_BT = torch.zeros_like(item_BT, dtype=torch.bool)
+        terminated_BT[:, -1] = True
         return Trajectory(
             obs=item_BT,
             action=item_BT,
             reward=rewards(group_BT, rating_BT, noise["regime"]),
-            done=done_BT,
+            terminated=terminated_BT,
             target=noise["target"],
-            valid=torch.ones_like(done_BT),
+            valid=torch.ones_like(terminated_BT),
             facts={"regime": noise["regime"]},
         )
 
@@ -154,7 +154,7 @@ class Episodes:
         """Facts by the names of metrics: plain ones are averages over all targets of the regime and all draws of
         negatives, "full_" ranks against every item, "drawn_" is one draw of target and negatives, as in the paper.
         """
-        regime_B, target_B1 = trajectory.facts["regime"][:, -1], trajectory.target[:, -1:]
+        regime_B, target_B1 = trajectory.facts["regime"][:, -1], trajectory.required_target[:, -1:]
         parts: list[dict[str, Tensor]] = []
         size = max(1, AT_ONCE // len(self.catalogue.group_I))
         for begin in range(0, len(regime_B), size):

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from uat.contracts import Reader
 from uat.domains.movielens.filter import posterior
 from uat.domains.movielens.regime import Catalogue, RegimeLaw
 from uat.episode import Batch
@@ -22,10 +22,8 @@ Belief = Callable[[Batch, Catalogue], Tensor]
 """(B, G) what is thought of the regime at the last step."""
 
 
-class Believer:
+class Believer(Reader):
     """A reference that reads whole episodes."""
-
-    sampled: ClassVar[bool] = False
 
     def __init__(self, catalogue: Catalogue, belief: Belief) -> None:
         self.belief = belief
@@ -60,8 +58,8 @@ def filtered(law: RegimeLaw, delay: int) -> Belief:
     """The exact filter's: no policy can know more."""
 
     def belief(batch: Batch, catalogue: Catalogue) -> Tensor:
-        assert batch.happened is not None
-        return posterior(law, catalogue.group_I[batch.obs], batch.happened.reward, delay)[:, -1]
+        assert batch.trajectory is not None
+        return posterior(law, catalogue.group_I[batch.obs], batch.trajectory.reward, delay)[:, -1]
 
     return belief
 
@@ -73,8 +71,8 @@ def indifferent(batch: Batch, catalogue: Catalogue) -> Tensor:
 
 def told(batch: Batch, catalogue: Catalogue) -> Tensor:
     """The expert's, who sees the regime."""
-    assert batch.happened is not None
-    regime_B1 = batch.happened.facts["regime"][:, -1:]
+    assert batch.trajectory is not None
+    regime_B1 = batch.trajectory.facts["regime"][:, -1:]
     return (torch.arange(len(catalogue.size_G), device=regime_B1.device) == regime_B1).double()
 
 

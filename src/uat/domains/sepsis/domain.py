@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from uat.contracts import Agent
 from uat.domains.chance import UniformAgent
-from uat.domains.domain import Split
+from uat.domains.domain import Domain, Split
 from uat.domains.sepsis.cohort import prepare
 from uat.domains.sepsis.filter import HazardFilter, SegmentFilter
 from uat.domains.sepsis.treatment import REGIMES
@@ -28,12 +28,12 @@ BONUS = 0.5
 """Rewards beyond this, to either side, hold the bonus of an outcome; improvements alone earn at most 0.15."""
 
 
-class Sepsis:
+class Sepsis(Domain):
     """Treatment of a patient whose response depends on a hidden regime that changes a few times per episode."""
 
-    name: ClassVar[str] = "sepsis"
-    train_tasks: ClassVar[tuple[str, ...]] = ("regimes",)
-    metrics: tuple[Metric, ...] = (
+    name = "sepsis"
+    train_tasks = ("regimes",)
+    metrics = (
         Metric(name="accuracy", label="Accuracy"),
         Metric(name="post_shift_accuracy", label="Post-shift accuracy"),
         *(Metric(name=f"{regime}_accuracy", label=f"Accuracy, {regime}", partial=True) for regime in REGIMES),
@@ -62,10 +62,10 @@ class Sepsis:
     def measure(self, trajectory: Trajectory) -> dict[str, Tensor]:
         """A regime's accuracy is NaN, not defined, in an episode in which it never occurs."""
         regime_BT, valid_BT = trajectory.facts["regime"], trajectory.valid
-        right_BT = (trajectory.action == trajectory.target).float()
+        right_BT = (trajectory.action == trajectory.required_target).float()
         shifted_BT = since_shift(regime_BT) < POST_SHIFT_STEPS
         by_regime = {f"{name}_accuracy": _mean(right_BT, valid_BT & (regime_BT == r)) for r, name in enumerate(REGIMES)}
-        reward_BT = torch.where(valid_BT & trajectory.done, trajectory.reward, 0.0)
+        reward_BT = torch.where(valid_BT & trajectory.terminated, trajectory.reward, 0.0)
         return {
             "accuracy": _mean(right_BT, valid_BT),
             "post_shift_accuracy": _mean(right_BT, valid_BT & shifted_BT),

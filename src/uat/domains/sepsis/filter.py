@@ -13,12 +13,12 @@ Axes: B streams, R regimes, A actions, J segments after the present one, S first
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from uat.contracts import Agent
 from uat.domains.sepsis.schedule import NUM_REGIMES
 from uat.domains.sepsis.treatment import ACTIONS, EXPERT, Physiology
 from uat.domains.sepsis.world import SepsisConfig
@@ -66,13 +66,11 @@ class Model(TensorFields):
         )
 
 
-class HazardFilter:
+class HazardFilter(Agent[Belief]):
     """Believes that every step ends the regime with the same chance; its belief is over the regime alone."""
 
-    sampled: ClassVar[bool] = False
-
     def __init__(self, config: SepsisConfig, hazard: float) -> None:
-        self.config = config
+        self.config, self.spec = config, config.spec
         prior_R = torch.ones(NUM_REGIMES, dtype=torch.float64)
         self.model = Model.of(config, prior_R, torch.tensor(hazard, dtype=torch.float64))
 
@@ -131,7 +129,7 @@ class SegmentFilter(HazardFilter):
     """Knows how long segments last. Its belief is exact, over (segments to come, first step of this one, regime)."""
 
     def __init__(self, config: SepsisConfig) -> None:
-        self.config = config
+        self.config, self.spec = config, config.spec
         prior_JR = torch.zeros(config.max_segments, NUM_REGIMES, dtype=torch.float64)
         prior_JR[config.min_segments - 1 :] = 1.0
         self.model = Model.of(config, prior_JR, config.segments.hazards().permute(2, 0, 1).contiguous())

@@ -64,7 +64,7 @@ def around_shifts(one: Trajectory) -> Tensor:
     """(X, N) whether the decision was right at each offset from each shift that a patient saw; NaN where the offset
     lies outside the two segments, or the patient no longer does."""
     regime_BT, valid_BT = one.facts["regime"], one.valid
-    right_BT = (one.action == one.target).double()
+    right_BT = (one.action == one.required_target).double()
     since_BT = since_shift(regime_BT)
     until_BT = -1 - since_shift(regime_BT.flip(1)).flip(1)  # -1 on the last step of a segment
     t_T = torch.arange(regime_BT.shape[1], device=regime_BT.device)

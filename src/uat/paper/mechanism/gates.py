@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from uat.domains import episode_count, split_seed
+from uat.domains import split_seed
 from uat.engines.rollout import Player
 from uat.episode import Batch, Trajectory
 from uat.evaluation.intervals import interval
@@ -93,7 +93,7 @@ def played(run: Run, episodes: int | None, device: torch.device | str | None) ->
     chosen, domain = pick_device(device), run.config.build_domain()
     policy = load_policy(run.path).to(chosen)
     player = Player(policy, domain.simulator("test", chosen), device=chosen, sampled=policy.sampled)
-    count = episode_count(domain, "test", episodes or run.config.evaluation.episodes)
+    count = domain.episode_count("test", episodes or run.config.evaluation.episodes)
     at_once = min(AT_ONCE, count)
     with contextlib.closing(player):
         for begin in range(0, count, at_once):

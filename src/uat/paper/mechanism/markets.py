@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from uat.acting import choose
+from uat.contracts import choose
 from uat.domains.markets import Markets
 from uat.domains.markets.days import REGIMES, UNKNOWN, days_of
 from uat.domains.markets.tables import load, windows
@@ -130,7 +130,7 @@ def _norms(run: Run, device: torch.device | str | None) -> dict[str, Floats]:
 
 def _quantities(policy: Policy, batch: Batch) -> dict[str, Tensor]:
     """Values (B, T) of every quantity that the policy has."""
-    batch = replace(batch, happened=None).map(lambda x: x.double() if x.is_floating_point() else x)
+    batch = replace(batch, trajectory=None).map(lambda x: x.double() if x.is_floating_point() else x)
     h_BTD = policy.features(batch)
     values = {"h_norm": h_BTD.norm(dim=-1)}
     if (utility := gates_in(policy)) is not None:

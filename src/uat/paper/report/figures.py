@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from uat.domains import DOMAINS, rivals
+from uat.domains import DOMAINS
 from uat.evaluation.scores import CEILING
 from uat.methods import METHODS
 from uat.paper.report.rows import Number, Rows
@@ -408,7 +408,7 @@ def draw_main(rows: Rows) -> Any:
             axis.plot(
                 at, [np.nan if x is None else x[0] for x in theirs], "_", color=COLOURS[i], markersize=9, alpha=0.6
             )
-            for name in (CEILING, *rivals(recipe(domain, TWIN, rows.preset).build_domain())):
+            for name in (CEILING, *recipe(domain, TWIN, rows.preset).build_domain().rivals):
                 if line := rows.number((domain, task, setting, name, metric.name)):
                     axis.axhline(line.mean, color=COLOURS[i], linewidth=0.8, linestyle=DASHES[1 + i])
         axis.set_xticks(np.arange(len(methods)), methods, rotation=20, ha="right")

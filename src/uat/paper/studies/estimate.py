@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from uat.domains import DOMAINS, episode_count
+from uat.domains import DOMAINS
 from uat.methods import METHODS
 from uat.paper.studies.cells import Cell
 
@@ -37,8 +37,8 @@ def seconds(cell: Cell, *, on_gpu: bool) -> float:
     policy = METHODS[c.method_name].build(domain.spec, c.method)
     size, horizon = sum(p.numel() for p in policy.parameters()), domain.spec.horizon
     adapts = type(policy).trains_as is not None
-    validated = episode_count(domain, "validation", c.train.validation_episodes)
-    tested = episode_count(domain, "test", c.evaluation.episodes)
+    validated = domain.episode_count("validation", c.train.validation_episodes)
+    tested = domain.episode_count("test", c.evaluation.episodes)
 
     def play(episodes: int) -> float:
         return horizon * rates.step_seconds * max(1, episodes / 1024) + 2 * size * horizon * episodes / rates.operations

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from uat.config import RunConfig, to_json
-from uat.domains import episode_count
 from uat.evaluation.scores import evaluate, reference_episodes, rows_of, what_is_unfinished
 from uat.files import safe_name, write_atomically
 from uat.methods import training_name
@@ -124,7 +123,7 @@ def scores_of(cell: Cell, runs: Path) -> list[dict[str, Any]] | None:
 def reference_rows(task: Reference, runs: Path, device: torch.device) -> list[dict[str, Any]]:
     config: RunConfig = task.cell.config
     domain, run = config.build_true_domain(), Run(task.folder(runs), config)
-    count = episode_count(domain, "test", config.evaluation.episodes)
+    count = domain.episode_count("test", config.evaluation.episodes)
     with precision(config.train.precision):
         values = reference_episodes(run, count, device)
     rows = [row for method, metrics in values.items() for row in rows_of(config, domain, method, metrics)]
