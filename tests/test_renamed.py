@@ -92,9 +92,7 @@ def test_old_names_are_read_and_new_ones_written(version: Any) -> None:
     assert back == config(feedback_memory=0.25, use_far=False) == config(recall=0.25, sees_far=False)
     assert to_json(back)["method"].keys() & {"feedback_memory", "memory", "recall"} == {"feedback_memory"}
     old["method"]["feedback_memory"] = 0.25
-    with pytest.raises(
-        ValueError, match=r"method\.memory is the old name of method\.feedback_memory, and both"
-    ):
+    with pytest.raises(ValueError, match=r"method\.memory is the old name of method\.feedback_memory, and both"):
         run_config_from_json(old)
     with pytest.raises(ValueError, match=r"method\.feedback_memory='x' must be"):
         config(memory="x")
