@@ -159,6 +159,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "cli": {
         "registry",
+        "settings",
         "threads",
         "terminal",
         "paper",
