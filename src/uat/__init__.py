@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from uat.runs import load_policy as load
     from uat.runs import save_policy as save
     from uat.serving import Session
-    from uat.spec import Assets, Discrete, Items, Spec, Vector, Weights
+    from uat.spec import Assets, Box, Discrete, Items, Named, Spec, Vector, Weights
     from uat.training import train, train_together
 
 __version__ = "0.1.0"
@@ -35,6 +35,7 @@ __all__ = [
     "UAT",
     "Assets",
     "Batch",
+    "Box",
     "Clock",
     "Discrete",
     "Domain",
@@ -42,6 +43,7 @@ __all__ = [
     "FeedbackConfig",
     "Items",
     "Method",
+    "Named",
     "Policy",
     "Run",
     "RunConfig",
@@ -85,7 +87,7 @@ _PLACES = {
     "runs": ("Run", "load_policy", "save_policy"),
     "serving": ("Session",),
     "training": ("train", "train_together"),
-    "spec": ("Assets", "Discrete", "Items", "Spec", "Vector", "Weights"),
+    "spec": ("Assets", "Box", "Discrete", "Items", "Named", "Spec", "Vector", "Weights"),
 }
 """Which module defines each name."""
 _SHORT = {"load_policy": "load", "save_policy": "save"}
