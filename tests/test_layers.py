@@ -28,12 +28,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "threads": {"settings"},
     "compiling": set(),
     "episode": set(),
-    "clock": {"episode", "compiling"},
+    "clock": {"episode"},
     "spec": {"settings", "clock"},
     "metrics": set(),
     "distributions": {"spec", "noise"},
     "contracts": {"spec", "episode", "distributions"},
-    "noise": {"compiling"},
+    "noise": set(),
     "nn": {"settings", *CORE_TYPES, "compiling"},
     "methods": {"settings", "registry", *CORE_TYPES, "nn", "noise", "acting"},
     "data": {"settings", *CORE_TYPES, "noise", "files", "archives", "memory"},
@@ -46,7 +46,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "archives",
         "data",
         "acting",
-        "compiling",
         "memory",
     },
     "acting": {"settings", *CORE_TYPES},
@@ -60,13 +59,25 @@ MAY_IMPORT: dict[str, set[str]] = {
         "methods",
         "domains",
         "acting",
+        "feedback",
     },
     "checks": {"settings", *CORE_TYPES},
     "logs": {"settings", *CORE_TYPES, "checks"},
     "feedback": {"settings", *CORE_TYPES, "checks", "noise", "acting", "domains"},
     "config": {"settings", "registry", *CORE_TYPES, "methods", "domains", "feedback"},
-    "recipes": {*CORE_TYPES, "methods", "domains", "config"},
-    "runs": {"settings", "files", "lock", "tensor_files", *CORE_TYPES, "methods", "domains", "config", "rows"},
+    "recipes": {"files", "registry", *CORE_TYPES, "methods", "domains", "config"},
+    "runs": {
+        "settings",
+        "registry",
+        "files",
+        "lock",
+        "tensor_files",
+        *CORE_TYPES,
+        "methods",
+        "domains",
+        "config",
+        "rows",
+    },
     "training": {
         "files",
         "settings",
@@ -148,6 +159,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "training",
     },
     "cli": {
+        "registry",
         "threads",
         "terminal",
         "paper",
@@ -168,7 +180,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """Each file or folder of the package, and which others it may import."""
 
-MOVING = {part: {"engines"} for part in ("clock", "noise", "nn", "methods", "domains")}
+MOVING = {part: {"engines"} for part in ("nn", "methods")}
 """Parts that still call fast paths themselves, until an engine does it for them."""
 
 CORE = {"torch", "numpy", "safetensors"}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from uat.compiling import compiles
 from uat.episode import Batch, Step, Trajectory
 
 NO_ACTION = -1
@@ -46,7 +47,8 @@ class Clock:
         """Padding may hold anything; a policy finds nothing there."""
         valid = trajectory.valid
         told = trajectory if trajectory.told is None else trajectory.told
-        obs, prev_action, prev_reward = self._tell(trajectory.obs, told.action, _numbers(told.reward), valid)
+        reward_BT = _numbers(told.reward)
+        obs, prev_action, prev_reward = told_by.get()(self, trajectory.obs, told.action, reward_BT, valid)
         return Batch(
             obs=obs,
             prev_action=prev_action,
@@ -58,17 +60,8 @@ class Clock:
             trajectory=trajectory,
         )
 
-    def _tell(self, obs: Tensor, action: Tensor, reward_BT: Tensor, valid_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What is told at every step: the observation, the previous action, and the reward that has arrived."""
-        if not _fusible(obs, action, reward_BT, valid_BT):
-            return self._told(obs, action, reward_BT, valid_BT)
-        from uat.engines.triton.clock import fused_told
-
-        lag, scale, none = self.reward_lag, self.reward_scale, (nothing(obs), nothing(action))
-        return fused_told(obs, action, reward_BT, valid_BT, lag=lag, scale=scale, none=none)
-
-    def _told(self, obs: Tensor, action: Tensor, reward_BT: Tensor, valid_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The slow twin of `uat.engines.triton.clock.fused_told`."""
+    def told(self, obs: Tensor, action: Tensor, reward_BT: Tensor, valid_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what policies know at every step: observations, previous actions, rewards that have arrived."""
         prev_action, prev_reward_BT = shift(action, 1), shift(reward_BT, self.reward_lag)
         return blank(obs, valid_BT), blank(prev_action, valid_BT), blank(prev_reward_BT, valid_BT) * self.reward_scale
 
@@ -87,15 +80,9 @@ def _numbers(reward_BT: Tensor) -> Tensor:
     return reward_BT if reward_BT.is_floating_point() else reward_BT.float()
 
 
-def _fusible(obs: Tensor, action: Tensor, reward_BT: Tensor, valid_BT: Tensor) -> bool:
-    """Whether one launch can tell of these: on a GPU, actions that are ids, plain types, no gradients."""
-    return (
-        compiles(obs.device)
-        and obs.dtype in (torch.float32, torch.int64)
-        and (action.dtype, reward_BT.dtype, valid_BT.dtype) == (torch.int64, torch.float32, torch.bool)
-        and obs.shape[:2] == action.shape == reward_BT.shape == valid_BT.shape
-        and all(x.device == obs.device and not x.requires_grad for x in (obs, action, reward_BT, valid_BT))
-    )
+told_by: ContextVar[Callable[[Clock, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]]
+told_by = ContextVar("told_by", default=Clock.told)
+"""What computes `Clock.told` for a batch. An engine sets a kernel that gives the same bits, for as long as it runs."""
 
 
 @dataclass(slots=True, kw_only=True)

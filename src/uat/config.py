@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from uat.domains import DOMAINS
+from uat.domains import DOMAINS, Domain
 from uat.feedback import TRUE, CorruptedDomain, FeedbackConfig
 from uat.methods import METHODS
 from uat.registry import Registry
@@ -108,7 +108,10 @@ class RunConfig:
 
     def build_true_domain(self) -> Any:
         """The domain as its references meet it: they are told the truth."""
-        return DOMAINS[self.domain_name].build(self.domain)
+        domain = DOMAINS[self.domain_name].build(self.domain)
+        if not isinstance(domain, Domain):
+            raise ValueError(f"{self.domain_name} makes {shown(domain)}, where a uat.Domain is expected")
+        return domain
 
     def identity(self) -> str:
         """Names the run: the hash of what its config changes, of the method's and the domain's revision.

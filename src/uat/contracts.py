@@ -7,7 +7,6 @@ looked for by name.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -112,29 +111,6 @@ def read_by_steps(agent: Agent[Any], batch: Batch) -> Answers:
 # ---------------------------------------------------------------- where
 
 
-@dataclass(frozen=True, slots=True)
-class Inside:
-    """Worlds that are played inside a policy's kernel: four Triton functions, and what these read and write.
-
-    start(stream, live, world, T) gives where each world is at first, a number of 32 bits for each row.
-    look(t, spot, stream, live, o, world, T, FETCH) gives what the streams observe at step t, a row each, and all that
-    the other two need to know of it (one thing or a tuple). note(t, seen, known, stream, live, o, world, T, PUT) writes
-    down what belongs to that step. move(t, known, stream, live, action, world, T) gives their rewards and where the
-    worlds are then, as `start` does, and writes these down. FETCH(ptr, mask) and PUT(ptr, x, mask) read and write
-    numbers of 32 bits without a wait for others; plain loads and stores do, too, in time.
-
-    A stream may have several rows, which are alike: they write the same. What was written is not read again.
-    """
-
-    start: Any
-    look: Any
-    note: Any
-    move: Any
-    world: tuple[Tensor | int, ...]
-    trajectory: Callable[[Tensor], Trajectory]
-    """The episodes, once they are played with these actions (B, T)."""
-
-
 class Worlds(ABC):
     """B episodes at once on one device, driven by randomness that is handed in."""
 
@@ -190,16 +166,6 @@ class Simulator(Worlds, Generic[World]):
     def facts(self, world: World) -> dict[str, Tensor]:
         """What metrics and references need to know of this step; methods see only what the spec names."""
         return {}
-
-    @property
-    def plays_inside(self) -> bool:
-        """Whether `inside` plays these worlds in a policy's kernel: all actions are allowed there, and policies are
-        told what happened."""
-        return False
-
-    def inside(self, noise: Noise) -> Inside:
-        """The same episodes for a policy of the same spec that plays them in one launch."""
-        raise ValueError(f"{type(self).__name__} is not played inside a policy's kernel")
 
 
 class Recording(Worlds):

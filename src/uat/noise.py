@@ -7,11 +7,11 @@ result. The generator is SplitMix64 (Steele, Lea and Flood 2014), one stream per
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
-
-from uat.compiling import compiles
 
 GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed integer
 MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
@@ -26,12 +26,7 @@ def derive(seed: int, *names: str | int) -> int:
 
 def uniform(seed: int, name: str, ids_B: Tensor, count: int) -> Tensor:
     """(B, count) float64 in the open interval (0, 1)."""
-    key, ids_B = derive(seed, name), ids_B.long()
-    if compiles(ids_B.device):
-        from uat.engines.triton.noise import fused_uniform
-
-        return fused_uniform(key, ids_B, count)
-    return _uniform(key, ids_B, count)
+    return uniform_by.get()(derive(seed, name), ids_B.long(), count)
 
 
 def integers(seed: int, name: str, ids_B: Tensor, count: int, below: int) -> Tensor:
@@ -44,12 +39,16 @@ def gumbel(seed: int, name: str, ids_B: Tensor, count: int) -> Tensor:
     return -torch.log(-torch.log(uniform(seed, name, ids_B, count)))
 
 
-def _uniform(key: int, ids_B: Tensor, count: int) -> Tensor:
-    """The slow twin of `uat.engines.triton.noise.fused_uniform`."""
+def uniform_of_key(key: int, ids_B: Tensor, count: int) -> Tensor:
+    """(B, count) float64 in the open interval (0, 1), from the key that seed and name give."""
     key_B = _mix(_mix(ids_B + key))
     counter = torch.arange(1, count + 1, device=ids_B.device) * GOLDEN
     bits = _mix(key_B[:, None] + counter)
     return (_shift_right(bits, 12).double() + 0.5) * 2.0**-52
+
+
+uniform_by: ContextVar[Callable[[int, Tensor, int], Tensor]] = ContextVar("uniform_by", default=uniform_of_key)
+"""What computes `uniform`. An engine sets a kernel that gives the same bits, for as long as the engine runs."""
 
 
 def _mix(x: Tensor) -> Tensor:

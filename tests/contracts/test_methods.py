@@ -99,9 +99,12 @@ def test_a_problem_that_is_refused_is_refused_with_its_kind(method: str, spec: s
 
 @every_method
 def test_every_method_serves_some_problem_and_those_of_all_domains_serve_all(method: str) -> None:
-    reasons = [reason for (name, _), reason in PAIRS.items() if name == method]
-    assert None in reasons
-    assert METHODS[method].domains is not None or set(reasons) == {None}
+    """All problems that have ids or weights to choose; a box is served where a distribution over it can be learnt."""
+    reasons = {spec: reason for (name, spec), reason in PAIRS.items() if name == method}
+    assert None in reasons.values()
+    assert METHODS[method].domains is not None or {reasons[spec] for spec in ALL_SPECS if spec != "vector-box"} == {
+        None
+    }
 
 
 # ---------------------------------------------------------------- learning

@@ -29,6 +29,8 @@ from uat.config import override
 from uat.engines.triton import block as triton_block
 from uat.engines.triton import gates as triton_gates
 from uat.engines.triton.adam import fused_adam
+from uat.engines.triton.darkroom import FusedDarkRoom
+from uat.engines.triton.sepsis import FusedSepsis
 from uat.episode import Batch, Step
 from uat.methods.policy import TransformerPolicy
 from uat.recipes import recipe
@@ -129,14 +131,12 @@ def main(architecture: str, precision: str, *given: str) -> None:
         told = {name: getattr(batch, name)[:, 0] for name in ("obs", "prev_action", "prev_reward")}
         state = policy.init_state(EPISODES, domain.spec.horizon, "cpu")
         policy.decide(state, Step(**told, first=batch.valid[:, 0]), torch.zeros(EPISODES, 5))
-        simulator: Any = domain.simulator("train", "cpu")
-        simulator.fused = True
+        simulator: Any = FusedDarkRoom(domain.simulator("train", "cpu"))
         if policy.plays(simulator):
             noise = simulator.noise(torch.arange(EPISODES), 0)
             policy.play(simulator, noise, torch.zeros(EPISODES, domain.spec.horizon, 5))
-    for domain in ("darkroom", "sepsis"):
-        simulator = recipe(domain, "uat").build_domain().simulator("train", "cpu")
-        simulator.fused = True
+    for domain, fused in (("darkroom", FusedDarkRoom), ("sepsis", FusedSepsis)):
+        simulator = fused(recipe(domain, "uat").build_domain().simulator("train", "cpu"))
         world, _ = simulator.reset(simulator.noise(torch.arange(EPISODES), 0))
         simulator.step(world, torch.zeros(EPISODES, dtype=torch.long))
 

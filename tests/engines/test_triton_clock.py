@@ -13,8 +13,9 @@ from torch import Tensor
 CUDA = torch.cuda.is_available()
 pytest.importorskip("triton")
 
-from uat import clock as clock_module
 from uat.clock import Clock, nothing
+from uat.engines import kernels
+from uat.engines.kernels import can_tell, fused_operations
 from uat.engines.triton import clock as clock_kernel
 from uat.engines.triton.clock import BLOCK, fused_told
 from uat.episode import Batch, Told, Trajectory
@@ -149,31 +150,31 @@ def test_nothing_is_written_past_the_end() -> None:
 
 def test_the_clock_hands_on_all_that_the_kernel_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its settings, what was told in place of what happened, and ids as such."""
-    monkeypatch.setattr(clock_module, "compiles", lambda device: True)
+    monkeypatch.setattr(kernels, "compiles", lambda device: True)
     clock, trajectory = Clock(reward_lag=2, reward_scale=-0.3), episodes((5, STEPS), ids=True)
     trajectory.reward = trajectory.reward.nan_to_num(1e30)  # flipped, padding is told, too
     other = replace(trajectory, told=Told(action=trajectory.action.flip(0), reward=trajectory.reward.flip(0) + 1))
     clicks = replace(trajectory, told=Told(action=trajectory.action, reward=trajectory.reward > 0))
     for each in (trajectory, other, clicks):
         action, reward = (None, None) if each.told is None else (each.told.action, each.told.reward)
-        expected = clock._told(
+        expected = clock.told(
             each.obs,
             each.action if action is None else action,
             each.reward if reward is None else reward.float(),
             each.valid,
         )
-        with monkeypatch.context() as without:
-            without.delattr(Clock, "_told")
+        with monkeypatch.context() as without, fused_operations():
+            without.delattr(Clock, "told")
             batch = clock.batch(each.to(DEVICE))
         assert same(told(batch), expected)
 
 
 def test_the_kernel_is_asked_for_plain_ids_and_numbers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     trajectory = episodes()
-    assert clock_module._fusible(*parts(trajectory.to(DEVICE))) == CUDA
-    monkeypatch.setattr(clock_module, "compiles", lambda device: True)
+    assert can_tell(*parts(trajectory.to(DEVICE))) == CUDA
+    monkeypatch.setattr(kernels, "compiles", lambda device: True)
     plain = trajectory.to(DEVICE)
-    assert clock_module._fusible(*parts(plain))
+    assert can_tell(*parts(plain))
     weights = torch.zeros(5, STEPS, 3, device=DEVICE)
     for change in (
         {"obs": plain.obs.double()},
@@ -187,7 +188,7 @@ def test_the_kernel_is_asked_for_plain_ids_and_numbers_alone(monkeypatch: pytest
         {"valid": plain.valid[:1]},
         {"reward": plain.reward.to("meta")},
     ):
-        assert not clock_module._fusible(*parts(replace(plain, **change))), list(change)
+        assert not can_tell(*parts(replace(plain, **change))), list(change)
 
 
 @pytest.mark.gpu
@@ -198,9 +199,26 @@ def test_a_gpu_tells_what_a_cpu_does_and_by_the_kernel(
 ) -> None:
     clock, trajectory = Clock(reward_lag=3, reward_scale=-0.3), episodes(shape, ids=ids)
     expected, moved = told(clock.batch(trajectory)), trajectory.to("cuda")
-    monkeypatch.delattr(Clock, "_told")
-    batch = clock.batch(moved)
+    with fused_operations():
+        monkeypatch.delattr(Clock, "told")
+        batch = clock.batch(moved)
     assert same(told(batch), expected)
     assert batch.target is moved.target
     assert batch.valid is moved.valid
     assert batch.trajectory is moved
+
+
+def test_an_engine_sets_the_kernel_for_as_long_as_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it fails; outside and before, nothing but torch's own operations computes."""
+    asked: list[Tensor] = []
+    monkeypatch.setattr(kernels, "can_tell", lambda obs, *others: bool(asked.append(obs)))
+    clock, trajectory = Clock(), episodes()
+    clock.batch(trajectory)
+    assert not asked
+    with pytest.raises(AttributeError), fused_operations():
+        clock.batch(replace(trajectory, reward=None))
+    clock.batch(trajectory)
+    assert not asked
+    with fused_operations():
+        clock.batch(trajectory)
+    assert len(asked) == 1

@@ -10,6 +10,7 @@ CUDA = torch.cuda.is_available()
 pytest.importorskip("triton")
 
 from uat.domains.darkroom.world import DarkRoomConfig, DarkRoomSimulator
+from uat.engines.triton.darkroom import FusedDarkRoom
 
 DEVICE = "cuda" if CUDA else "cpu"
 
@@ -18,8 +19,8 @@ DEVICE = "cuda" if CUDA else "cpu"
 @pytest.mark.parametrize("tie_break", ["larger-axis", "random"])
 def test_one_launch_looks_up_what_many_do(shifts: tuple[int, ...], tie_break: str) -> None:
     config = DarkRoomConfig(horizon=8, shift_steps=shifts, tie_break=tie_break, size=7)  # pyright: ignore[reportArgumentType]
-    slow, fast = DarkRoomSimulator(config, DEVICE), DarkRoomSimulator(config, DEVICE)
-    slow.fused, fast.fused = False, True
+    slow = DarkRoomSimulator(config, DEVICE)
+    fast = FusedDarkRoom(slow)
     noise = slow.noise(torch.arange(37), seed=5)
     (world, obs), (fast_world, fast_obs) = slow.reset(noise), fast.reset(noise)
     generator = torch.Generator().manual_seed(0)

@@ -13,6 +13,7 @@ CUDA = torch.cuda.is_available()
 pytest.importorskip("triton")
 
 from uat import noise
+from uat.engines import kernels
 from uat.engines.triton import noise as noise_kernel
 from uat.engines.triton.noise import fused_uniform
 from uat.noise import derive, gumbel, integers, uniform
@@ -30,33 +31,33 @@ def fused(key: int, ids_B: Tensor, count: int) -> Tensor:
 def test_one_launch_draws_what_many_do_under_any_key(key: int) -> None:
     found = fused(key, IDS, 7)
     assert found.dtype == torch.float64
-    assert torch.equal(found, noise._uniform(key, IDS, 7))
+    assert torch.equal(found, noise.uniform_of_key(key, IDS, 7))
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 1025])
 def test_any_count_of_numbers_is_drawn(count: int) -> None:
     found = fused(5, IDS, count)
     assert found.shape == (len(IDS), count)
-    assert torch.equal(found, noise._uniform(5, IDS, count))
+    assert torch.equal(found, noise.uniform_of_key(5, IDS, count))
 
 
 def test_for_no_numbers_nothing_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noise_kernel, "_uniform", None)
     for ids_B, count in ((IDS[:0], 0), (IDS[:0], 3), (IDS, 0)):
-        assert torch.equal(fused(5, ids_B, count), noise._uniform(5, ids_B, count))
+        assert torch.equal(fused(5, ids_B, count), noise.uniform_of_key(5, ids_B, count))
 
 
 def test_ids_may_lie_apart() -> None:
     table = torch.arange(24).view(8, 3).to(DEVICE)
     for ids_B in (table[:, 1], table[::2, 0], table[0, :1].expand(4), table[3]):
-        assert torch.equal(fused_uniform(5, ids_B, 9).cpu(), noise._uniform(5, ids_B.cpu(), 9))
+        assert torch.equal(fused_uniform(5, ids_B, 9).cpu(), noise.uniform_of_key(5, ids_B.cpu(), 9))
 
 
 def test_nothing_is_written_past_the_end() -> None:
     out = torch.full((noise_kernel.BLOCK,), -1.0, dtype=torch.float64, device=DEVICE)
     size = 7 * len(IDS)
     cast(Any, noise_kernel._uniform)[(1,)](IDS.to(DEVICE), out, 5, 1, 7, size, BLOCK=noise_kernel.BLOCK)
-    assert torch.equal(out[:size].cpu(), noise._uniform(5, IDS, 7).flatten())
+    assert torch.equal(out[:size].cpu(), noise.uniform_of_key(5, IDS, 7).flatten())
     assert (out[size:] == -1).all()
 
 
@@ -64,9 +65,10 @@ def test_nothing_is_written_past_the_end() -> None:
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
 def test_a_gpu_draws_what_a_cpu_does_and_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     ids_B = IDS.cuda()
-    slow_gumbel = -torch.log(-torch.log(noise._uniform(derive(3, "c"), ids_B, 300)))
+    slow_gumbel = -torch.log(-torch.log(noise.uniform_of_key(derive(3, "c"), ids_B, 300)))
     expected = uniform(3, "a", IDS, 1025), integers(3, "b", IDS, 60, below=99)
-    monkeypatch.delattr(noise, "_uniform")
-    assert torch.equal(uniform(3, "a", ids_B, 1025).cpu(), expected[0])
-    assert torch.equal(integers(3, "b", ids_B, 60, below=99).cpu(), expected[1])
-    assert torch.equal(gumbel(3, "c", ids_B, 300), slow_gumbel)
+    monkeypatch.setattr(kernels, "uniform_of_key", None)
+    with kernels.fused_operations():
+        assert torch.equal(uniform(3, "a", ids_B, 1025).cpu(), expected[0])
+        assert torch.equal(integers(3, "b", ids_B, 60, below=99).cpu(), expected[1])
+        assert torch.equal(gumbel(3, "c", ids_B, 300), slow_gumbel)

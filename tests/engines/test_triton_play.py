@@ -16,9 +16,11 @@ pytest.importorskip("triton")
 from tests.builders import interpreted, randomise
 from uat.acting import rollout
 from uat.domains.darkroom.world import DarkRoomConfig, DarkRoomSimulator
+from uat.engines import worlds as worlds_module
 from uat.engines.triton import pack as triton_pack
 from uat.engines.triton import play as triton_play
 from uat.engines.triton import step as triton_step
+from uat.engines.triton.darkroom import FusedDarkRoom
 from uat.episode import Noise, Step, Trajectory
 from uat.methods import METHODS
 from uat.methods.policy import Policy, TransformerPolicy
@@ -62,9 +64,9 @@ def both(policy: TransformerPolicy, simulator: DarkRoomSimulator, worlds: int, *
     noise, drawn = some_noise(simulator, worlds)
     found = []
     for policy.fused in (False, True):
-        simulator.fused = policy.fused
-        assert policy.plays(simulator) == policy.fused
-        found.append(rollout(policy, simulator, noise, drawn if sampled else None))
+        rooms = FusedDarkRoom(simulator) if policy.fused else simulator
+        assert policy.plays(rooms) == policy.fused
+        found.append(rollout(policy, rooms, noise, drawn if sampled else None))
     return found
 
 
@@ -102,20 +104,21 @@ def test_greedy_ones_too_and_several_streams_to_a_program() -> None:
 def test_only_a_fused_policy_in_a_room_that_is_fused_plays_so() -> None:
     simulator = room()
     policy = build("uat", simulator)
-    for policy.fused, simulator.fused in ((True, False), (False, True)):
-        assert not policy.plays(simulator)
-    policy.fused = simulator.fused = True
-    assert policy.plays(simulator)
+    fused = FusedDarkRoom(simulator)
+    assert not policy.plays(fused)
+    policy.fused = True
+    assert not policy.plays(simulator)
+    assert policy.plays(fused)
     other = build("dt", simulator)
     other.fused = True
-    assert not other.plays(simulator)
+    assert not other.plays(fused)
 
 
 def test_a_room_of_another_shape_is_played_step_by_step() -> None:
     """The kernel counts steps and rewards as the policy knows them."""
-    simulator, longer = room(), room(horizon=8)
+    simulator, longer = FusedDarkRoom(room()), FusedDarkRoom(room(horizon=8))
     policy = build("uat", longer)
-    policy.fused = simulator.fused = longer.fused = True
+    policy.fused = True
     assert policy.plays(longer)
     assert not policy.plays(simulator)
     noise, drawn = some_noise(simulator, 2)
@@ -131,21 +134,22 @@ def test_who_changes_a_room_or_a_step_is_not_played_by_the_kernel_of_another() -
         def decide(self, *args: Any, **named: Any) -> Any:
             return super().decide(*args, **named)
 
-    simulator = room()
+    simulator = FusedDarkRoom(room())
     policy, other = build("uat", simulator), Other(simulator.config, DEVICE)
     assert isinstance(policy, UAT)
     another = Another(simulator.spec, policy.config)
-    policy.fused = another.fused = simulator.fused = other.fused = True
+    policy.fused = another.fused = True
+    assert worlds_module.fused_simulator(other, torch.device(DEVICE)) is other
     assert policy.plays(simulator)
     assert not policy.plays(other)
     assert not another.plays(simulator)
 
 
 def test_noise_may_lie_in_any_order() -> None:
-    simulator = room()
+    simulator = FusedDarkRoom(room())
     policy = build("uat", simulator)
     noise, drawn = some_noise(simulator, 4)
-    policy.fused = simulator.fused = True
+    policy.fused = True
     expected = rollout(policy, simulator, noise, drawn)
     turned = {name: value.t().contiguous().t() for name, value in noise.items()}
     found = rollout(policy, simulator, turned, drawn.transpose(0, 2).contiguous().transpose(0, 2))
@@ -168,11 +172,11 @@ def test_in_half_precision_they_are_those_of_the_fused_step(
     method: str, sizes: dict[str, int], horizon: int, worlds: int, beside: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Keys and values that were not written yet are no numbers here, and do not matter."""
-    simulator = room(horizon=horizon)
+    simulator = FusedDarkRoom(room(horizon=horizon))
     policy = build(method, simulator, **sizes)
     policy.share_device(beside)
     noise, drawn = some_noise(simulator, worlds)
-    policy.fused = simulator.fused = True
+    policy.fused = True
     empty = triton_play._room
 
     monkeypatch.setattr(triton_play, "_room", lambda *given: empty(*given).fill_(torch.nan))
@@ -207,10 +211,10 @@ class Launches(TorchDispatchMode):
 
 @pytest.mark.parametrize("method", ["uat", "vanilla"])
 def test_a_rollout_is_two_launches(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    simulator = room(horizon=2)
+    simulator = FusedDarkRoom(room(horizon=2))
     policy = build(method, simulator, d_model=16, d_ff=16)
     noise, drawn = some_noise(simulator, 3)
-    policy.fused = simulator.fused = True
+    policy.fused = True
     with precision("tf32"):
         rollout(policy, simulator, noise, drawn)  # orders and the like are made once
         seen = Launches()
@@ -222,10 +226,10 @@ def test_a_rollout_is_two_launches(method: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_noise_may_be_of_double_precision() -> None:
-    simulator = room()
+    simulator = FusedDarkRoom(room())
     policy = build("vanilla", simulator)
     noise, drawn = some_noise(simulator, 2)
-    policy.fused = simulator.fused = True
+    policy.fused = True
     found = [rollout(policy, simulator, noise, given).action for given in (drawn, drawn.double())]
     assert torch.equal(*found)
 

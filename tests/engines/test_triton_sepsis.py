@@ -7,6 +7,7 @@ import torch
 
 from uat.acting import rollout
 from uat.domains.sepsis import Sepsis, SepsisConfig
+from uat.domains.sepsis.world import SepsisSimulator
 from uat.episode import Trajectory
 from uat.noise import integers
 
@@ -14,12 +15,18 @@ pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def fused_twin(simulator: SepsisSimulator) -> SepsisSimulator:
+    from uat.engines.triton.sepsis import FusedSepsis
+
+    return FusedSepsis(simulator)
+
+
 @pytest.mark.parametrize("streams", [1, 33])
 def test_fused_steps_are_the_slow_ones(streams: int) -> None:
     """Random treatment, and long runs of the same; patients so ill and so well that some die and some recover."""
     domain = Sepsis(SepsisConfig(horizon=30, response=0.3, state_noise=0.05))
-    slow, fast = domain.simulator("train", DEVICE), domain.simulator("train", DEVICE)
-    slow.fused, fast.fused = False, True
+    slow = domain.simulator("train", DEVICE)
+    fast = fused_twin(slow)
     ids = torch.arange(streams)
     noise = slow.noise(ids, 3)
     noise["fate"] = noise["fate"] / 10  # ten times as many outcomes
@@ -49,7 +56,7 @@ def test_a_whole_rollout_is_the_slow_one() -> None:
 
     def play(fused: bool) -> Trajectory:
         simulator = domain.simulator("train", DEVICE)
-        simulator.fused = fused
+        simulator = fused_twin(simulator) if fused else simulator
         return rollout(None, simulator, simulator.noise(torch.arange(4), 5))
 
     slow, fast = play(False), play(True)

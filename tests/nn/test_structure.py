@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import pytest
@@ -16,6 +15,7 @@ from tests.builders import CPU, SPECS, build_random, largest, moments, random_ba
 from uat import Session
 from uat.engines import kernels
 from uat.engines.cpu import CPUStep
+from uat.engines.worlds import FusedRollouts
 from uat.methods import METHODS as ALL_METHODS
 from uat.methods import Policy
 from uat.methods.policy import TransformerPolicy
@@ -219,7 +219,14 @@ def build(method: str, spec: Spec = SPEC, **settings: Any) -> TransformerPolicy:
 
 def world(policy: Policy) -> Any:
     """Worlds that the policy may play inside its kernel."""
-    return SimpleNamespace(plays_inside=True, spec=policy.spec)
+
+    class Worlds(FusedRollouts):
+        spec = policy.spec
+
+        def fused_world(self, noise: Any) -> Any:
+            raise NotImplementedError
+
+    return Worlds()
 
 
 def refusals(policy: TransformerPolicy) -> Iterator[str | None]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import pickle
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -124,3 +127,21 @@ def test_a_capacity_that_is_given_is_kept() -> None:
 def test_without_a_window_or_with_a_table_a_session_holds_an_episode(settings: dict[str, Any]) -> None:
     session = Session(build_random("uat", replace(spec), **settings))
     assert session.capacity == spec.horizon
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["fast", "cached"])
+def test_a_long_stream_grows_neither_in_memory_nor_in_time(path: str) -> None:
+    """What `benchmarks/endless.py` measures over a million steps, over some thousands."""
+    file = Path(__file__).parents[2] / "benchmarks" / "endless.py"
+    found = importlib.util.spec_from_file_location("endless", file)
+    assert found is not None
+    assert found.loader is not None
+    endless = importlib.util.module_from_spec(found)
+    sys.modules["endless"] = endless  # dataclasses look their module up
+    found.loader.exec_module(endless)
+    result = endless.measure(20_000 if path == "fast" else 6_000, 256, path)
+    assert result.largest_difference < 1e-10
+    assert abs(result.last_state_bytes - result.first_state_bytes) < 100
+    assert result.last_rss_mb - result.first_rss_mb < 8
+    assert result.ratio_to_young < 1.05

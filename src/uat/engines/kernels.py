@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from uat.clock import Clock, nothing, told_by
 from uat.compiling import compiles, shared_memory
 from uat.nn.positions import unsupported_positions
+from uat.noise import uniform_by, uniform_of_key
 
 if TYPE_CHECKING:
-    from uat.contracts import Inside
+    from uat.engines.worlds import FusedWorld
     from uat.episode import Batch, Step
     from uat.nn.blocks import Transformer
     from uat.nn.cache import KVCache
@@ -111,7 +115,7 @@ def fused_play(
     head: Head,
     spec: Spec,
     streams: int,
-    world: Inside,
+    world: FusedWorld,
     gumbel_BTA: Tensor | None,
 ) -> Tensor:
     """The actions (B, T) of one episode in each world, by Triton."""
@@ -154,3 +158,47 @@ def fused_adam(optimizer: torch.optim.Optimizer, clip: float) -> Tensor:
     from uat.engines.triton.adam import fused_adam as fused
 
     return fused(optimizer, clip)
+
+
+@contextlib.contextmanager
+def fused_operations() -> Iterator[None]:
+    """Compute named randomness and the clock by kernels inside, where tensors lie on a GPU that compiles them.
+
+    The numbers are the same to the last bit, so code outside is only slower.
+    """
+    uniform, told = uniform_by.set(_uniform), told_by.set(_told)
+    try:
+        yield
+    finally:
+        told_by.reset(told)
+        uniform_by.reset(uniform)
+
+
+def _uniform(key: int, ids_B: Tensor, count: int) -> Tensor:
+    if not compiles(ids_B.device):
+        return uniform_of_key(key, ids_B, count)
+    from uat.engines.triton.noise import fused_uniform
+
+    return fused_uniform(key, ids_B, count)
+
+
+def _told(
+    clock: Clock, obs: Tensor, action: Tensor, reward_BT: Tensor, valid_BT: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    if not can_tell(obs, action, reward_BT, valid_BT):
+        return clock.told(obs, action, reward_BT, valid_BT)
+    from uat.engines.triton.clock import fused_told
+
+    lag, scale, none = clock.reward_lag, clock.reward_scale, (nothing(obs), nothing(action))
+    return fused_told(obs, action, reward_BT, valid_BT, lag=lag, scale=scale, none=none)
+
+
+def can_tell(obs: Tensor, action: Tensor, reward_BT: Tensor, valid_BT: Tensor) -> bool:
+    """Whether `fused_told` takes these tensors: on a GPU, actions that are ids, plain types, no gradients."""
+    return (
+        compiles(obs.device)
+        and obs.dtype in (torch.float32, torch.int64)
+        and (action.dtype, reward_BT.dtype, valid_BT.dtype) == (torch.int64, torch.float32, torch.bool)
+        and obs.shape[:2] == action.shape == reward_BT.shape == valid_BT.shape
+        and all(x.device == obs.device and not x.requires_grad for x in (obs, action, reward_BT, valid_BT))
+    )

@@ -12,6 +12,8 @@ from uat.acting import Behaviour, rollout
 from uat.contracts import Agent, Reader, Recording, Simulator
 from uat.distributions import action_noise
 from uat.engines.graph import Captured, captured_or_none
+from uat.engines.kernels import fused_operations
+from uat.engines.worlds import fused_simulator
 from uat.episode import Noise, Trajectory
 from uat.methods import Policy
 
@@ -90,7 +92,8 @@ class Player:
         device: torch.device,
         sampled: bool,
     ) -> None:
-        self.agent, self.simulator, self.device, self.sampled = agent, simulator, device, sampled
+        self.agent, self.device, self.sampled = agent, device, sampled
+        self.simulator = fused_simulator(simulator, device)
         self.stream = "behaviour" if isinstance(agent, Behaviour) else "actions"
         """The random stream that its actions are sampled with."""
         self.captured: Captured[Trajectory] | None = None
@@ -139,15 +142,15 @@ class Player:
         self.captured = self.drawn = None
 
     def noise(self, episode_ids: Tensor, seed: int) -> Noise:
-        noise = self.simulator.noise(episode_ids, seed)
-        spec = self.simulator.spec
-        played = not isinstance(self.simulator, Recording)
-        if played and self.sampled:
-            ids_B = episode_ids.to(self.device, non_blocking=True)
-            drawn = action_noise(spec, seed, self.stream, ids_B, spec.horizon)
-            if drawn is not None:
-                noise["actions"] = drawn
-        return noise
+        with fused_operations():
+            noise = self.simulator.noise(episode_ids, seed)
+            spec = self.simulator.spec
+            if self.sampled and not isinstance(self.simulator, Recording):
+                ids_B = episode_ids.to(self.device, non_blocking=True)
+                drawn = action_noise(spec, seed, self.stream, ids_B, spec.horizon)
+                if drawn is not None:
+                    noise["actions"] = drawn
+            return noise
 
     def _drawn_ahead(self, episode_ids: Tensor, seed: int) -> tuple[Tensor, Places]:
         """The noise of these episodes, side by side. Where one batch follows another, it is drawn for several: its
@@ -168,7 +171,8 @@ class Player:
         if isinstance(self.agent, torch.nn.Module):
             self.agent.eval()
         world = {name: value for name, value in noise.items() if name != "actions"}
-        return rollout(self.agent, self.simulator, world, noise.get("actions"))
+        with fused_operations():
+            return rollout(self.agent, self.simulator, world, noise.get("actions"))
 
 
 AT_ONCE = 1024

@@ -276,14 +276,16 @@ class TransformerPolicy(Policy):
     def plays(self, simulator: Any) -> bool:
         """Where the step is fused, the worlds offer to be played inside, and both are of one shape. A class with a step
         of its own is not played by the kernel of another."""
-        if not self.fused or not simulator.plays_inside or simulator.spec != self.spec:
+        from uat.engines.worlds import FusedRollouts
+
+        if not self.fused or not isinstance(simulator, FusedRollouts) or simulator.spec != self.spec:
             return False
         owners = {_owner(type(self), name) for name in ("play", "step", "decide", "init_state")}
         fits = len(owners) == 1 and kernels.plays(self.backbone, self.head, self.spec)
         return fits and self.structure_difference() is None
 
     def _play(self, simulator: Any, noise: Noise, gumbel_BTA: Tensor | None) -> Trajectory:
-        streams, world = len(next(iter(noise.values()))), simulator.inside(noise)
+        streams, world = len(next(iter(noise.values()))), simulator.fused_world(noise)
         action_BT = kernels.fused_play(self.backbone, self.gates, self.head, self.spec, streams, world, gumbel_BTA)
         return world.trajectory(action_BT)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from uat.config import RunConfig
 from uat.domains import split_seed
 from uat.engines.graph import Captured, InTurn, captured_or_none
+from uat.engines.kernels import fused_operations
 from uat.engines.rollout import Player
 from uat.engines.warm_up import rehearse
 from uat.episode import Trajectory
@@ -82,9 +83,10 @@ class Epoch:
 
     def optimize(self, trajectory: Trajectory) -> dict[str, Tensor]:
         self.policy.train()
-        batch = self.policy.spec.clock.batch(trajectory)
-        batch.start = self.start_B
-        return optimize(self.phase, batch, self.optimizer, self.train.clip, self.ranks)
+        with fused_operations():
+            batch = self.policy.spec.clock.batch(trajectory)
+            batch.start = self.start_B
+            return optimize(self.phase, batch, self.optimizer, self.train.clip, self.ranks)
 
     def _rehearse(self, episodes: int) -> None:
         def prepare() -> Callable[[], None]:

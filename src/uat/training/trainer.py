@@ -19,6 +19,7 @@ from uat.config import RunConfig, to_json
 from uat.contracts import Recording
 from uat.domains import Domain, split_seed
 from uat.engines.graph import InTurn
+from uat.engines.kernels import fused_operations
 from uat.engines.rollout import AT_ONCE, Player, play_all
 from uat.files import check_path
 from uat.methods import METHODS, Phase, Policy, training_name
@@ -275,7 +276,8 @@ class Trainer:
         """The phase's loss on the validation episodes, with nothing dropped; still on the device."""
         count = self.domain.episode_count("validation", self.config.train.validation_episodes)
         trajectory = player.play(torch.arange(count), split_seed("validation", 0))
-        losses = phase.loss(self.learner.eval().spec.clock.batch(trajectory))
+        with fused_operations():
+            losses = phase.loss(self.learner.eval().spec.clock.batch(trajectory))
         parts = [total / count.clamp_min(1) for total, count in losses.values()]
         return {"loss": torch.stack(parts).sum()}
 

@@ -17,8 +17,7 @@ from typing import Annotated, Literal, Self
 import torch
 from torch import Tensor
 
-from uat.compiling import compiles
-from uat.contracts import Inside, Simulator, Transition
+from uat.contracts import Simulator, Transition
 from uat.domains.darkroom.schedule import Schedule, goals
 from uat.episode import Noise, TensorFields
 from uat.memory import check_fits
@@ -141,8 +140,6 @@ class World:
     ended_B: Tensor
     """False everywhere: no episode ends before the horizon."""
     t: int = 0
-    target_B: Tensor | None = None
-    """The expert's action, where it was looked up with the step."""
 
 
 class DarkRoomSimulator(Simulator[World]):
@@ -153,9 +150,6 @@ class DarkRoomSimulator(Simulator[World]):
         self.spec = config.spec
         self.device = device
         self.grid = Grid.build(config.size, config.tie_break).to(device)
-        self.fused = compiles(torch.device(device))
-        """Whether a step's lookups are one launch."""
-        self._ends: dict[int, tuple[Tensor, Tensor]] = {}
 
     def noise(self, episode_ids: Tensor, seed: int) -> Noise:
         c, ids_B = self.config, episode_ids.to(self.device, non_blocking=True)
@@ -181,44 +175,12 @@ class DarkRoomSimulator(Simulator[World]):
         return world, self._observe(world)
 
     def expert(self, world: World) -> Tensor:
-        if world.target_B is not None:
-            return world.target_B
-        return self.grid.expert_2CG[world.coin_BT[:, world.t], world.position_B, self._goal(world)]
+        return self.grid.expert_2CG[world.coin_BT[:, world.t], world.position_B, self.goal(world)]
 
     def step(self, world: World, action: Tensor) -> Transition[World]:
-        if self.fused:
-            return self._fused_step(world, action)
-        reward_B = self.grid.reward_ACG[action, world.position_B, self._goal(world)]
+        reward_B = self.grid.reward_ACG[action, world.position_B, self.goal(world)]
         after = replace(world, position_B=self.grid.next_AC[action, world.position_B], t=world.t + 1)
-        return Transition(after, self._observe(after), reward_B, self._terminated(after))
-
-    def _fused_step(self, world: World, action: Tensor) -> Transition[World]:
-        from uat.engines.triton.darkroom import move
-
-        after = replace(world, t=world.t + 1)
-        fires_B, coin_B = world.fires_BT[:, after.t], world.coin_BT[:, min(after.t, self.spec.horizon - 1)]
-        moved = move(self.grid, action, world.position_B, self._goal(world), self._goal(after), fires_B, coin_B)
-        after = replace(after, position_B=moved.position_B, target_B=moved.target_B)
-        return Transition(after, moved.obs_BO, moved.reward_B, self._terminated(after))
-
-    @property
-    def plays_inside(self) -> bool:
-        """Whether policies may play `inside` their own kernel, which knows this class's rules alone."""
-        return self.fused and type(self) is DarkRoomSimulator
-
-    def inside(self, noise: Noise) -> Inside:
-        from uat.engines.triton.darkroom import inside
-
-        return inside(self, noise)
-
-    def ends(self, streams: int) -> tuple[Tensor, Tensor]:
-        """`terminated` and `valid` (B, T) of whole episodes: always the same, made once, and nobody may write there."""
-        if streams not in self._ends:
-            valid_BT = torch.ones(streams, self.spec.horizon, dtype=torch.bool)
-            terminated_BT = torch.zeros_like(valid_BT)
-            terminated_BT[:, -1] = True
-            self._ends[streams] = terminated_BT.to(self.device), valid_BT.to(self.device)
-        return self._ends[streams]
+        return Transition(after, self._observe(after), reward_B, self.terminated(after))
 
     def goals(self, goal_BK: Tensor) -> Tensor:
         """(B, T) the goal at each step; a view where it never moves."""
@@ -226,16 +188,16 @@ class DarkRoomSimulator(Simulator[World]):
         parts = [goal_BK[:, k, None].expand(-1, end - begin) for k, (begin, end) in enumerate(bounds)]
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
-    def _terminated(self, after: World) -> Tensor:
+    def terminated(self, after: World) -> Tensor:
         """The horizon is the end of the task, known from the start, and no cut."""
         return ~after.ended_B if after.t == self.spec.horizon else after.ended_B
 
     def facts(self, world: World) -> dict[str, Tensor]:
-        return {"position": world.position_B, "goal": self._goal(world)}
+        return {"position": world.position_B, "goal": self.goal(world)}
 
-    def _goal(self, world: World) -> Tensor:
+    def goal(self, world: World) -> Tensor:
         return world.goal_BK[:, bisect_right(self.config.shift_steps, world.t)]
 
     def _observe(self, world: World) -> Tensor:
         """(B, 10) wall mask and cue."""
-        return self.grid.obs_2CGO[world.fires_BT[:, world.t], world.position_B, self._goal(world)]
+        return self.grid.obs_2CGO[world.fires_BT[:, world.t], world.position_B, self.goal(world)]

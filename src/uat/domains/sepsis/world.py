@@ -15,7 +15,6 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from uat.compiling import compiles
 from uat.contracts import Simulator, Transition
 from uat.domains.sepsis.cohort import NUM_COMPONENTS, Cohort
 from uat.domains.sepsis.schedule import SegmentLaw
@@ -112,8 +111,6 @@ class World:
     ended_B: Tensor
     """Where the patient has recovered or died."""
     t: int = 0
-    clinical_BF: Tensor | None = None
-    """Clinical columns now, where they were worked out with the step."""
 
 
 class SepsisSimulator(Simulator[World]):
@@ -132,8 +129,6 @@ class SepsisSimulator(Simulator[World]):
         still_PF[:, cohort.dynamic] = 0
         self.still_PO = (still_PF @ cohort.components_FO).to(device).contiguous()
         self.moving_3O = cohort.components_FO[cohort.dynamic].to(device).contiguous()
-        self.fused = compiles(torch.device(device))
-        """Whether a step is one launch."""
 
     def noise(self, episode_ids: Tensor, seed: int) -> Noise:
         c, (first, end) = self.config, self.patients
@@ -171,8 +166,6 @@ class SepsisSimulator(Simulator[World]):
         return self.expert_R[world.regime_BT[:, world.t]]
 
     def step(self, world: World, action: Tensor) -> Transition[World]:
-        if self.fused:
-            return self._fused_step(world, action)
         t, ended_B, old_B3 = world.t, world.ended_B, world.state_B3
         repeats_B = torch.where(action == world.last_B, world.repeats_B + 1, 1)
         effect_B = self.physiology.effect_RA[world.regime_BT[:, t], action]
@@ -189,35 +182,17 @@ class SepsisSimulator(Simulator[World]):
         terminated_B = ~ended_B if after.t == self.spec.horizon else died_B | well_B
         return Transition(after, self._observe(after), reward_B, terminated_B)
 
-    def _fused_step(self, world: World, action: Tensor) -> Transition[World]:
-        from uat.engines.triton.sepsis import treat
-
-        action = action.contiguous()
-        found = treat(self, world, action)
-        after = replace(
-            world,
-            state_B3=found.state_B3,
-            last_B=action,
-            repeats_B=found.repeats_B,
-            ended_B=found.ended_B,
-            t=world.t + 1,
-            clinical_BF=found.clinical_BF,
-        )
-        terminated_B = ~world.ended_B if after.t == self.spec.horizon else found.over_B
-        return Transition(after, found.obs_BO, found.reward_B, terminated_B)
-
     def facts(self, world: World) -> dict[str, Tensor]:
         """The state, the regime, the patient's row, and all 46 columns as z-scores, to be read by a person."""
         return {
             "state": world.state_B3,
             "regime": world.regime_BT[:, world.t],
             "patient": world.patient_B,
-            "clinical": self._clinical(world),
+            "clinical": self.clinical(world),
         }
 
-    def _clinical(self, world: World) -> Tensor:
-        if world.clinical_BF is not None:
-            return world.clinical_BF
+    def clinical(self, world: World) -> Tensor:
+        """(B, F) all columns now."""
         return world.start_BF.index_copy(1, self.dynamic, to_z(world.state_B3))
 
     def _observe(self, world: World) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the clock tells at every step on a GPU, to the last bit, in one launch (Triton). Slow twin: `Clock._told`."""
+"""What the clock tells at every step on a GPU, to the last bit, in one launch (Triton). Slow twin: `Clock.told`."""
 
 # pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportInvalidTypeForm=false
 from __future__ import annotations

@@ -1,25 +1,25 @@
 """The dark room on a GPU (Triton): all lookups of a step in one launch, or whole episodes inside a policy's kernel.
 
-The slow twin of both is `DarkRoomSimulator.step`.
+The slow twin of both is `DarkRoomSimulator`.
 """
 
 # pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple, cast
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from uat.contracts import Inside
+from uat.contracts import Transition
 from uat.domains.darkroom import world as rules
+from uat.domains.darkroom.world import DarkRoomSimulator, Grid, World
+from uat.engines.worlds import FusedRollouts, FusedWorld
 from uat.episode import Noise, Trajectory
-
-if TYPE_CHECKING:
-    from uat.domains.darkroom.world import DarkRoomSimulator, Grid
 
 BLOCK = 32
 CUE_CHANCE, COIN_CHANCE = tl.constexpr(rules.CUE_CHANCE), tl.constexpr(rules.COIN_CHANCE)
@@ -59,30 +59,66 @@ def move(
     return moved
 
 
-def inside(simulator: DarkRoomSimulator, noise: Noise) -> Inside:
-    """The same worlds for a policy that plays them in one launch, which reads the noise itself."""
-    grid, steps, streams = simulator.grid, simulator.spec.horizon, len(noise["start"])
-    position_BT, target_BT = (noise["start"].new_empty(streams, steps) for _ in range(2))
-    goal_BT, reward_BT = simulator.goals(noise["goal"]), grid.reward_ACG.new_empty(streams, steps)
-    obs_BTO = grid.obs_2CGO.new_empty(streams, steps, grid.obs_2CGO.shape[-1])
+@dataclass(frozen=True, slots=True)
+class LabelledWorld(World):
+    target_B: Tensor | None = None
+    """The expert's action, which is looked up with the step."""
 
-    def trajectory(action_BT: Tensor) -> Trajectory:
-        terminated_BT, valid_BT = simulator.ends(streams)
-        return Trajectory(
-            obs=obs_BTO,
-            action=action_BT,
-            reward=reward_BT,
-            terminated=terminated_BT,
-            target=target_BT,
-            valid=valid_BT,
-            facts={"position": position_BT, "goal": goal_BT},
-        )
 
-    tables = (grid.next_AC, grid.reward_ACG, grid.obs_2CGO, grid.expert_2CG)
-    to_note = (position_BT, reward_BT, obs_BTO, target_BT)
-    drawn = (noise["start"].contiguous(), goal_BT, noise["cue"].contiguous(), noise["tie"].contiguous())
-    sizes = (grid.walls_CO.shape[0], obs_BTO.shape[-1], *goal_BT.stride())
-    return Inside(_start, _look, _note, _move_on, (*tables, *to_note, *drawn, *sizes), trajectory)
+class FusedDarkRoom(DarkRoomSimulator, FusedRollouts):
+    """A dark room whose step is one launch, and whose episodes a policy's kernel can play."""
+
+    def __init__(self, simulator: DarkRoomSimulator) -> None:
+        vars(self).update(vars(simulator))
+        self._ends: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def reset(self, noise: Noise) -> tuple[World, Tensor]:
+        world, obs = super().reset(noise)
+        return LabelledWorld(**{field.name: getattr(world, field.name) for field in fields(World)}), obs
+
+    def expert(self, world: World) -> Tensor:
+        target_B = cast(LabelledWorld, world).target_B
+        return super().expert(world) if target_B is None else target_B
+
+    def step(self, world: World, action: Tensor) -> Transition[World]:
+        after = replace(world, t=world.t + 1)
+        fires_B, coin_B = world.fires_BT[:, after.t], world.coin_BT[:, min(after.t, self.spec.horizon - 1)]
+        moved = move(self.grid, action, world.position_B, self.goal(world), self.goal(after), fires_B, coin_B)
+        after = replace(cast(LabelledWorld, after), position_B=moved.position_B, target_B=moved.target_B)
+        return Transition(after, moved.obs_BO, moved.reward_B, self.terminated(after))
+
+    def fused_world(self, noise: Noise) -> FusedWorld:
+        grid, steps, streams = self.grid, self.spec.horizon, len(noise["start"])
+        position_BT, target_BT = (noise["start"].new_empty(streams, steps) for _ in range(2))
+        goal_BT, reward_BT = self.goals(noise["goal"]), grid.reward_ACG.new_empty(streams, steps)
+        obs_BTO = grid.obs_2CGO.new_empty(streams, steps, grid.obs_2CGO.shape[-1])
+
+        def trajectory(action_BT: Tensor) -> Trajectory:
+            terminated_BT, valid_BT = self.ends(streams)
+            return Trajectory(
+                obs=obs_BTO,
+                action=action_BT,
+                reward=reward_BT,
+                terminated=terminated_BT,
+                target=target_BT,
+                valid=valid_BT,
+                facts={"position": position_BT, "goal": goal_BT},
+            )
+
+        tables = (grid.next_AC, grid.reward_ACG, grid.obs_2CGO, grid.expert_2CG)
+        to_note = (position_BT, reward_BT, obs_BTO, target_BT)
+        drawn = (noise["start"].contiguous(), goal_BT, noise["cue"].contiguous(), noise["tie"].contiguous())
+        sizes = (grid.walls_CO.shape[0], obs_BTO.shape[-1], *goal_BT.stride())
+        return FusedWorld(_start, _look, _note, _move_on, (*tables, *to_note, *drawn, *sizes), trajectory)
+
+    def ends(self, streams: int) -> tuple[Tensor, Tensor]:
+        """Return `terminated` and `valid` (B, T) of whole episodes: always the same, made once, never written."""
+        if streams not in self._ends:
+            valid_BT = torch.ones(streams, self.spec.horizon, dtype=torch.bool)
+            terminated_BT = torch.zeros_like(valid_BT)
+            terminated_BT[:, -1] = True
+            self._ends[streams] = terminated_BT.to(self.device), valid_BT.to(self.device)
+        return self._ends[streams]
 
 
 @triton.jit

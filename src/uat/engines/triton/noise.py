@@ -1,4 +1,4 @@
-"""The numbers of `noise.uniform` on a GPU, to the last bit, in one launch (Triton). The slow twin: `noise._uniform`."""
+"""The numbers of `noise.uniform` on a GPU, to the last bit, in one launch (Triton). Slow twin: `uniform_of_key`."""
 
 # pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportInvalidTypeForm=false
 from __future__ import annotations

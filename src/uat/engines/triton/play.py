@@ -3,7 +3,7 @@
 The slow twin is `rollout`, which launches both at each step; tests hold the episodes equal. A program plays a few
 streams from their first step to their last: nothing is launched in between, and no program waits for another.
 
-The world is four functions of its own, which the kernel calls: see `Inside`.
+The world is four functions of its own, which the kernel calls: see `FusedWorld`.
 Shapes: B streams, T steps, O entries of an observation, A actions.
 """
 
@@ -20,7 +20,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from uat.contracts import Inside
 from uat.engines.triton import step as triton_step
 from uat.engines.triton.acting import (
     SMALL,
@@ -38,6 +37,7 @@ from uat.engines.triton.acting import (
 )
 from uat.engines.triton.parts import fetched_some, put_wide, shares
 from uat.engines.triton.step import WIDEST, Packed, arguments, at_once, observed, pack, served, told
+from uat.engines.worlds import FusedWorld
 from uat.episode import Step
 from uat.nn.blocks import Transformer
 from uat.nn.encoders import VectorEncoder
@@ -62,7 +62,7 @@ def fused_play(
     head: Head,
     spec: Spec,
     streams: int,
-    world: Inside,
+    world: FusedWorld,
     gumbel_BTA: Tensor | None,
 ) -> Tensor:
     """The actions (B, T) of one episode in each world; all else the world has written down."""

@@ -4,18 +4,19 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple, cast
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from uat.contracts import Transition
 from uat.domains.sepsis import world as equations
 from uat.domains.sepsis.treatment import FREE_REPEATS
-
-if TYPE_CHECKING:
-    from uat.domains.sepsis.world import SepsisSimulator, World
+from uat.domains.sepsis.world import SepsisSimulator, World
+from uat.episode import Noise
 
 BLOCK = 8
 CONSTANTS = (
@@ -64,6 +65,42 @@ def treat(simulator: SepsisSimulator, world: World, action_B: Tensor) -> Treated
         BLOCK=BLOCK, num_warps=2,
     )  # fmt: skip
     return treated
+
+
+@dataclass(frozen=True, slots=True)
+class ChartedWorld(World):
+    clinical_BF: Tensor | None = None
+    """Clinical columns now, which are worked out with the step."""
+
+
+class FusedSepsis(SepsisSimulator):
+    """Sepsis worlds whose step is one launch."""
+
+    def __init__(self, simulator: SepsisSimulator) -> None:
+        vars(self).update(vars(simulator))
+
+    def reset(self, noise: Noise) -> tuple[World, Tensor]:
+        world, obs = super().reset(noise)
+        return ChartedWorld(**{field.name: getattr(world, field.name) for field in fields(World)}), obs
+
+    def step(self, world: World, action: Tensor) -> Transition[World]:
+        action = action.contiguous()
+        found = treat(self, world, action)
+        after = replace(
+            cast(ChartedWorld, world),
+            state_B3=found.state_B3,
+            last_B=action,
+            repeats_B=found.repeats_B,
+            ended_B=found.ended_B,
+            t=world.t + 1,
+            clinical_BF=found.clinical_BF,
+        )
+        terminated_B = ~world.ended_B if after.t == self.spec.horizon else found.over_B
+        return Transition(after, found.obs_BO, found.reward_B, terminated_B)
+
+    def clinical(self, world: World) -> Tensor:
+        clinical_BF = cast(ChartedWorld, world).clinical_BF
+        return super().clinical(world) if clinical_BF is None else clinical_BF
 
 
 @triton.jit
