@@ -221,6 +221,11 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
         list(self)
         return list(self._problems)
 
+    def offered_as(self, value: Any) -> str | None:
+        """The name under which a package offers this very class or function, if one does."""
+        place = f"{value.__module__}:{value.__qualname__}"
+        return next((n for n, point in self._offers().items() if point.value == place and n in self), None)
+
     def loaded(self) -> dict[str, Entry]:
         """The entries that are there without importing anything."""
         return dict(self._entries)

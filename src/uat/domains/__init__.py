@@ -112,6 +112,7 @@ def known_as(domain: Domain | str) -> tuple[str, Any]:
         if is_address(domain):
             DOMAINS.adopt(domain)
         return domain, None
+    DOMAINS.offered_as(type(domain))  # a package that offers it is now among those that are loaded
     for name, entry in DOMAINS.loaded().items():
         if rebuilds(entry, domain):
             return name, settings_held(domain) or NoSettings()

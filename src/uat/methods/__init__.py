@@ -217,6 +217,8 @@ def _name_of_class(policy: type[Policy]) -> str:
     entries = METHODS.loaded().items()
     if (name := next((n for n, entry in entries if entry.policy is policy and not entry.changes), None)) is not None:
         return name
+    if (name := METHODS.offered_as(policy)) is not None:
+        return name
     if "<locals>" in policy.__qualname__:
         raise ValueError(
             f"{policy.__name__} is defined inside a function, so that no other process could load its policies: define "
