@@ -160,6 +160,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "cli": {
         "registry",
+        "settings",
         "threads",
         "terminal",
         "paper",
