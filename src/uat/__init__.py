@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from uat.clock import Clock
     from uat.config import RunConfig, override
+    from uat.contracts import Recording, Simulator, Transition
     from uat.domains import DOMAINS, Domain, DomainEntry, register_domain
     from uat.episode import Batch, Step, Trajectory
     from uat.evaluation import audit, evaluate
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from uat.methods import METHODS, Method, Policy, register_method
     from uat.methods.uat import UAT, UATConfig
     from uat.methods.vanilla import Vanilla, VanillaConfig
-    from uat.metrics import Score
+    from uat.metrics import Metric, Score
     from uat.recipes import recipe
     from uat.runs import Run
     from uat.runs import load_policy as load
@@ -42,14 +43,18 @@ __all__ = [
     "FeedbackConfig",
     "Items",
     "Method",
+    "Metric",
     "Policy",
+    "Recording",
     "Run",
     "RunConfig",
     "Score",
     "Session",
+    "Simulator",
     "Spec",
     "Step",
     "Trajectory",
+    "Transition",
     "UATConfig",
     "Vanilla",
     "VanillaConfig",
@@ -72,6 +77,7 @@ __all__ = [
 _PLACES = {
     "clock": ("Clock",),
     "config": ("RunConfig", "override"),
+    "contracts": ("Recording", "Simulator", "Transition"),
     "domains": ("DOMAINS", "Domain", "DomainEntry", "register_domain"),
     "episode": ("Batch", "Step", "Trajectory"),
     "evaluation": ("audit", "evaluate"),
@@ -80,7 +86,7 @@ _PLACES = {
     "methods": ("METHODS", "Method", "Policy", "register_method"),
     "methods.uat": ("UAT", "UATConfig"),
     "methods.vanilla": ("Vanilla", "VanillaConfig"),
-    "metrics": ("Score",),
+    "metrics": ("Metric", "Score"),
     "recipes": ("recipe",),
     "runs": ("Run", "load_policy", "save_policy"),
     "serving": ("Session",),

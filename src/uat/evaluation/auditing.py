@@ -32,13 +32,13 @@ from torch import Tensor
 
 from uat.acting import rollout
 from uat.contracts import Agent, Reader, Recording, Simulator, Worlds
-from uat.domains import split_seed
+from uat.domains import Domain, split_seed
 from uat.episode import Batch, Step, Trajectory, episode_mean
 from uat.evaluation.intervals import interval
 from uat.evaluation.scores import CEILING
 from uat.methods import Policy
 from uat.noise import gumbel
-from uat.runs import Run, load_policy
+from uat.runs import Run, load_policy, opened
 from uat.settings import Between, Seed, checked
 from uat.spec import Assets, Discrete, Items, Spec, Vector
 from uat.threads import cpu_threads
@@ -123,7 +123,7 @@ class Stepping(Protocol):
 
 def audit(
     policy: Stepping,
-    histories: Simulator[Any] | Recording | Trajectory | None = None,
+    histories: Simulator[Any] | Recording | Trajectory | Domain | None = None,
     *,
     spec: Spec | None = None,
     reference: Agent[Any] | Reader | None = None,
@@ -136,13 +136,17 @@ def audit(
     """Audit a policy of this library or any other (see the module's docstring).
 
     histories: a simulator in which the policy plays, or recorded or logged episodes; by default random episodes. They
-        should resemble the policy's real inputs, since divergences are means over them.
+        should resemble the policy's real inputs, since divergences are means over them. A domain stands for its test
+        worlds, with its Bayes filter as reference if it has one.
     spec: the decision problem, for policies without a `.spec`.
     reference: an optimal agent, such as a domain's Bayes filter, to decide whether the process is feedback-informative.
     draws: how often each channel is resampled.
     threads: CPU threads; unset: UAT_THREADS, or one.
     """
     with cpu_threads(threads):
+        if isinstance(histories, Domain):
+            reference = histories.references().get(CEILING) if reference is None else reference
+            histories = histories.simulator("test", device)
         return _audit(policy, histories, spec, reference, episodes, draws, seed, device)
 
 
@@ -180,15 +184,19 @@ def audit_run(
     draws: int = 2,
     device: torch.device | str | None = None,
     threads: int | None = None,
+    trust: bool = False,
+    domain: Domain | None = None,
 ) -> Audit:
-    """Audit a run's policy on test worlds of its domain, with the domain's Bayes filter as reference if it has one."""
-    run, chosen = run if isinstance(run, Run) else Run.open(run), pick_device(device)
+    """Audit a run's policy on test worlds of its domain, with the domain's Bayes filter as reference if it has one.
+
+    trust: import the code that the run's config names (`python:module:name`); it is refused otherwise.
+    domain: the object that the run was trained in, if the domain was handed to `uat.train` as one that has no name.
+    """
+    run, chosen = opened(run, trust=trust, domain=domain), pick_device(device)
     with cpu_threads(threads):
-        domain = run.config.build_domain()
         policy = load_policy(run.path).to(chosen)
-        worlds, filter_ = domain.simulator("test", chosen), domain.references().get(CEILING)
-        seed = split_seed("test", 0)
-        return audit(policy, worlds, reference=filter_, episodes=episodes, draws=draws, seed=seed, device=chosen)
+        how = {"episodes": episodes, "draws": draws, "seed": split_seed("test", 0), "device": chosen}
+        return audit(policy, run.config.build_domain(), **how)
 
 
 def _spec_of(policy: Stepping, histories: Simulator[Any] | Recording | Trajectory | None) -> Spec:

@@ -67,7 +67,14 @@ def _check_policy(policy: Policy) -> Policy:
 
 def _most_steps(policy: Policy) -> int | None:
     """How many steps a stream may have where the user does not say; None: no limit."""
-    return None if policy.endless else policy.spec.horizon
+    if policy.endless:
+        return None
+    if policy.spec.horizon is None:
+        raise ValueError(
+            f"capacity: the problem has no horizon, and the memory of this {type(policy).__name__} grows with its "
+            "streams: say how many steps a stream may have, or train with a context and positions that do not end"
+        )
+    return policy.spec.horizon
 
 
 def on_gpu(policy: Policy) -> bool:
