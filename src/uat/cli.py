@@ -19,7 +19,7 @@ import tyro
 
 import uat
 from uat import terminal
-from uat.config import PRESETS, SECTIONS, lookup, to_json
+from uat.config import PRESETS, SECTIONS, RunConfig, lookup, to_json
 from uat.data import SOURCES, archives
 from uat.domains import DOMAINS
 from uat.evaluation.auditing import audit_run
@@ -37,6 +37,7 @@ from uat.recipes import default_folder, pairs, recipe
 from uat.registry import Registry, is_address
 from uat.rows import NUMBER, check_row
 from uat.runs import Run
+from uat.settings import current_names
 from uat.terminal import say, show, show_json, show_page
 from uat.threads import cpu_threads
 from uat.training.progress import show_progress
@@ -201,7 +202,7 @@ def run_train(args: list[str]) -> None:
     sections = [(name, type(getattr(default, name)), field(default=getattr(default, name))) for name in SECTIONS]
     extra = {"__doc__": TrainOptions.__doc__}
     kind = make_dataclass("Train", sections, bases=(TrainOptions,), namespace=extra, kw_only=True, frozen=True)
-    options = parse(kind, args, "uat train")
+    options = parse(kind, with_current_flags(args, default), "uat train")
     config = dataclasses.replace(default, seed=options.seed, **{name: getattr(options, name) for name in SECTIONS})
     if options.dry_run:
         show_json(to_json(config))
@@ -221,6 +222,17 @@ def run_train(args: list[str]) -> None:
     summary = {"run": str(run.path), "identity": config.identity(), "best_epoch": best["epoch"]}
     summary |= {name: value for name, value in best.items() if name.startswith("validation/")}
     print_rows([summary], as_json=options.json)
+
+
+def with_current_flags(args: list[str], config: RunConfig) -> list[str]:
+    """The arguments, with flags of renamed settings under the names that they have now."""
+    flags: dict[str, str] = {}
+    for section in SECTIONS:
+        for old, new in current_names(type(getattr(config, section))).items():
+            for no in ("", "no-"):
+                flags[f"--{section}.{no}{old}".replace("_", "-")] = f"--{section}.{no}{new}".replace("_", "-")
+    parts = [arg.partition("=") for arg in args]
+    return [flags.get(flag.replace("_", "-"), flag) + equals + value for flag, equals, value in parts]
 
 
 def open_runs(paths: Sequence[Path], *, trust: bool) -> list[Run]:

@@ -42,7 +42,7 @@ from uat.files import (
 from uat.methods import METHODS, Method, Policy, known_as
 from uat.registry import is_address
 from uat.rows import EPOCHS, SCORES, SECONDS, check_row
-from uat.settings import checked, shown
+from uat.settings import checked, shown, with_current_names
 from uat.spec import Spec
 from uat.tensor_files import RunError, copied, first_not_finite, read_tensors, write_tensors
 
@@ -299,7 +299,7 @@ def with_defaults(said: Any, section: Any) -> Any:
     since it was written are at their defaults."""
     if not said or not dataclasses.is_dataclass(section) or not isinstance(said, Mapping):
         return said or to_json(section)
-    return {**to_json(type(section)()), **said}
+    return {**to_json(type(section)()), **with_current_names(type(section), said)}
 
 
 def first_difference(found: Any, expected: Any, name: str) -> str | None:

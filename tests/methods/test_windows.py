@@ -161,9 +161,10 @@ def test_memory_holds_the_window_however_long_the_stream_is(case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_a_window_reaches_exactly_so_far(case: str, positions: str, layers: int) -> None:
     """Layers stack: each adds context - 1 steps. A change just outside changes no bit, one just inside does."""
-    policy, context = windowed(case, positions, 3, num_layers=layers), 3
+    policy: Any = windowed(case, positions, 3, num_layers=layers)
     batch, last = episodes(policy), STEPS - 1
-    farthest = last - layers * (context - 1)
+    assert policy.backbone.reach == 2 * layers + 1
+    farthest = last - 2 * layers
     expected = logits(policy, batch)[:, last]
     assert torch.equal(logits(policy, with_obs(batch, farthest - 1))[:, last], expected)
     assert (logits(policy, with_obs(batch, farthest))[:, last] != expected).any(-1).all()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from uat.acting import has_expert
-from uat.config import RunConfig, to_json
+from uat.config import RunConfig, with_oldest_names
 from uat.domains import DOMAINS, Domain, split_seed
 from uat.engines.rollout import AT_ONCE, Player, play_all
 from uat.evaluation.intervals import interval
@@ -140,7 +140,7 @@ def variant_of(config: RunConfig) -> list[str]:
     published = recipe(config.domain_name, config.method_name, config.preset)
     changed = []
     for section, prefix in (("method", ""), ("train", "train.")):
-        own, usual = to_json(getattr(config, section)), to_json(getattr(published, section))
+        own, usual = with_oldest_names(getattr(config, section)), with_oldest_names(getattr(published, section))
         changed += [f"{prefix}{name}={value}" for name, value in own.items() if value != usual[name]]
     return changed
 
@@ -155,7 +155,7 @@ def reference_episodes(run: Run, count: int, device: torch.device) -> dict[str, 
     revision = DOMAINS[run.config.domain_name].revision
     key = {
         "domain": run.config.domain_name,
-        "config": to_json(run.config.domain),
+        "config": with_oldest_names(run.config.domain),
         "episodes": count,
         "revision": revision,
     }

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from uat.config import RunConfig, override, setting_names
+from uat.config import RunConfig, current_name, oldest_name, override, setting_names
 from uat.domains import DOMAINS
 from uat.files import safe_name
 from uat.methods import METHODS, training_name
@@ -40,7 +40,7 @@ class Cell:
     def name(self) -> str:
         """Name of the cell's run folder: readable, and unique within a preset."""
         c = self.config
-        changed = "".join(f"-{_short(name)}={_plain(value)}" for name, value in self.settings)
+        changed = "".join(f"-{_short(oldest_name(c, name))}={_plain(value)}" for name, value in self.settings)
         return safe_name(f"{c.domain_name}-{self.task}-{c.method_name}-{c.seed}{changed}", most=240)
 
     def folder(self, runs: Path) -> Path:
@@ -70,8 +70,9 @@ class Sweep:
         """Why this version cannot run the sweep; None if it can."""
         if self.domain not in DOMAINS:
             return f"the domain {self.domain} is not available yet"
-        known = setting_names(recipe(self.domain, "uat", "smoke"))
-        absent = [name for name in {**self.settings, **self.on_data} if name not in known]
+        config = recipe(self.domain, "uat", "smoke")
+        known = setting_names(config)
+        absent = [name for name in {**self.settings, **self.on_data} if current_name(config, name) not in known]
         return f"{self.domain} has no setting {absent[0]}" if absent else None
 
     def cells(self, preset: str, seeds: Sequence[int], chosen: Filter) -> list[Cell]:
@@ -138,6 +139,7 @@ def build_cell(
 ) -> Cell:
     """Build a cell; settings that its method's config does not have are ignored."""
     config = recipe(domain, method, preset, seed=seed)
+    settings = {current_name(config, name): value for name, value in settings.items()}
     known = setting_names(config)
     own = {name: value for name, value in settings.items() if name in known or not name.startswith("method.")}
     own = {name: value for name, value in own.items() if override(config, {name: value}) != config}
