@@ -13,7 +13,7 @@ import uat
 
 ROOT = Path(uat.__file__).parent
 ON_DISK = {"files", "archives", "tensor_files"}
-CORE_TYPES = {"spec", "episode", "clock", "metrics", "contracts"}
+CORE_TYPES = {"spec", "episode", "clock", "metrics", "contracts", "distributions"}
 """What travels between methods and domains."""
 MAY_IMPORT: dict[str, set[str]] = {
     "memory": set(),
@@ -32,7 +32,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "clock": {"episode"},
     "spec": {"settings", "clock"},
     "metrics": set(),
-    "contracts": {"spec", "episode"},
+    "distributions": {"spec", "noise"},
+    "contracts": {"spec", "episode", "distributions"},
     "noise": set(),
     "nn": {"settings", *CORE_TYPES, "compiling"},
     "methods": {"settings", "registry", *CORE_TYPES, "nn", "noise", "acting"},

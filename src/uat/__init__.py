@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from uat.runs import load_policy as load
     from uat.runs import save_policy as save
     from uat.serving import Session
-    from uat.spec import Assets, Discrete, Items, Spec, Vector, Weights
+    from uat.spec import Assets, Box, Discrete, Items, Named, Spec, Vector, Weights
     from uat.training import train, train_together
 
 __version__ = "0.1.0"
@@ -36,6 +36,7 @@ __all__ = [
     "UAT",
     "Assets",
     "Batch",
+    "Box",
     "Clock",
     "Discrete",
     "Domain",
@@ -44,6 +45,7 @@ __all__ = [
     "Items",
     "Method",
     "Metric",
+    "Named",
     "Policy",
     "Recording",
     "Run",
@@ -91,7 +93,7 @@ _PLACES = {
     "runs": ("Run", "load_policy", "save_policy"),
     "serving": ("Session",),
     "training": ("train", "train_together"),
-    "spec": ("Assets", "Discrete", "Items", "Spec", "Vector", "Weights"),
+    "spec": ("Assets", "Box", "Discrete", "Items", "Named", "Spec", "Vector", "Weights"),
 }
 """Which module defines each name."""
 _SHORT = {"load_policy": "load", "save_policy": "save"}

@@ -30,7 +30,7 @@ from uat.settings import (
     shown,
     with_current_names,
 )
-from uat.spec import Assets, Discrete, Items, Spec, Vector, Weights
+from uat.spec import Assets, Box, Discrete, Items, Named, Spec, Vector, Weights
 
 PRESETS = ("smoke", "quick", "paper")
 Precision = Literal["fp64", "fp32", "tf32", "bf16"]
@@ -273,22 +273,29 @@ def from_json(kind: type[Any], data: Any, where: str) -> Any:
     return kind(**{name: checked(data[name], hint, dot + name) for name, hint in hints.items() if name in data})
 
 
-KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Vector, Items, Assets, Discrete, Weights)}
+SPACES: dict[str, type[Any]] = {kind.__name__: kind for kind in (Vector, Items, Assets, Named, Discrete, Weights, Box)}
 
 
 def spec_to_json(spec: Spec) -> dict[str, Any]:
-    parts = {
-        name: {"kind": type(part).__name__, **to_json(part)}
-        for name, part in (("obs", spec.obs), ("action", spec.action))
-    }
-    return {**to_json(spec), **parts}
+    return {**to_json(spec), "obs": _space_to_json(spec.obs), "action": _space_to_json(spec.action)}
+
+
+def _space_to_json(space: Any) -> dict[str, Any]:
+    own = to_json(space)
+    if isinstance(space, Named):
+        own["parts"] = {name: _space_to_json(part) for name, part in space.parts.items()}
+    return {"kind": type(space).__name__, **own}
 
 
 def spec_from_json(data: Mapping[str, Any]) -> Spec:
-    parts = {
-        name: KINDS[data[name]["kind"]](**{k: v for k, v in data[name].items() if k != "kind"})
-        for name in ("obs", "action")
-    }
     others = {("facts" if name == "extras" else name): value for name, value in data.items()}  # its older name
     facts = {name: tuple(shape) for name, shape in others["facts"].items()}
-    return Spec(**{**others, **parts, "facts": facts})
+    spaces = {name: _space_from_json(data[name]) for name in ("obs", "action")}
+    return Spec(**{**others, **spaces, "facts": facts})
+
+
+def _space_from_json(data: Mapping[str, Any]) -> Any:
+    own = {name: value for name, value in data.items() if name != "kind"}
+    if data["kind"] == "Named":
+        own["parts"] = {name: _space_from_json(part) for name, part in own["parts"].items()}
+    return SPACES[data["kind"]](**own)

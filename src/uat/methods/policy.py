@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from uat.acting import Behaviour
 from uat.contracts import Agent, Answers
+from uat.distributions import Distribution, distribution
 from uat.engines import kernels
 from uat.episode import Batch, Losses, Noise, Step, Trajectory, masked_sum
 from uat.nn import structure
@@ -20,7 +21,7 @@ from uat.nn.cache import KVCache
 from uat.nn.heads import Head, HeadAnswers
 from uat.nn.utility import UtilityGates
 from uat.settings import Scale, check_fields, checked
-from uat.spec import Spec
+from uat.spec import Box, Named, Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,10 @@ class Policy(nn.Module, Agent[Any]):
         """Whether training leaves torch's generator on the device alone, so that others may train beside it."""
         return getattr(self.config, "dropout", 0.0) == 0
 
+    def distribution(self, numbers: Tensor, allowed: Tensor | None = None) -> Distribution:
+        """What the numbers that `step` and `logits` give mean: a distribution over actions."""
+        return distribution(self.spec, numbers, allowed)
+
     def final(self, batch: Batch) -> Tensor:
         """h (B, D) at the last real step of each episode, for whoever is asked there alone."""
         return self.features(batch)[torch.arange(len(batch.valid), device=batch.valid.device), batch.last_B]
@@ -230,6 +235,12 @@ class TransformerPolicy(Policy):
     def own_noise(self) -> bool:
         return self.fused_pass or super().own_noise
 
+    def plain_alone(self) -> str | None:
+        """Why this problem is none for fast engines, which know plain observations and actions; None: it may be."""
+        if isinstance(self.spec.obs, Named):
+            return "dictionary observations are encoded by the plain engine alone"
+        return "actions of a box are decided by the plain engine alone" if isinstance(self.spec.action, Box) else None
+
     def structure_difference(self) -> str | None:
         """What fast engines, which read weights and call no modules, would not see in this policy; None: nothing."""
         if not vars(type(self)).get("fusible", False):
@@ -286,13 +297,13 @@ class TransformerPolicy(Policy):
         return {"imitation": fused or masked_sum(self.head.nll(h_BTD, target), batch.valid)}
 
     def fuse(self) -> str | None:
-        difference = self.structure_difference()
+        difference = self.plain_alone() or self.structure_difference()
         reason = f"no fused step: {difference}" if difference else kernels.unfit(self.backbone, self.gates)
         self.fused = reason is None
         return reason
 
     def fuse_pass(self) -> str | None:
-        difference, steps = self.structure_difference(), self.tokens_per_step * self.spec.horizon
+        difference, steps = self.plain_alone() or self.structure_difference(), self.tokens_per_step * self.spec.horizon
         reason = f"no fused pass: {difference}" if difference else kernels.unfit_pass(self.backbone, self.gates, steps)
         self.fused_pass = reason is None
         return reason

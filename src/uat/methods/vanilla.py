@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uat.contracts import choose
+from uat.distributions import choose
 from uat.engines import kernels
 from uat.episode import Batch, Noise, Step, Trajectory
 from uat.methods.policy import TransformerPolicy

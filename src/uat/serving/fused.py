@@ -11,7 +11,7 @@ from torch import Tensor
 
 from uat.episode import Step
 from uat.methods.policy import TransformerPolicy
-from uat.spec import Assets, Items, Spec, Vector
+from uat.spec import Items, Spec
 
 
 class FusedStep:
@@ -57,13 +57,8 @@ class FusedStep:
 
 def _nothing(spec: Spec, streams: int, device: torch.device | str) -> Step:
     """A first step at which nothing is seen."""
-    match spec.obs:
-        case Vector(width):
-            obs = torch.zeros(streams, width, device=device)
-        case Assets(count, features):
-            obs = torch.zeros(streams, count, features, device=device)
-        case Items():
-            obs = torch.zeros(streams, dtype=torch.long, device=device)
+    kind = torch.long if isinstance(spec.obs, Items) else torch.float32
+    obs = torch.zeros(streams, *spec.obs.shape, dtype=kind, device=device)
     return Step(
         obs=obs,
         prev_action=spec.no_action(streams, device),

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from uat.checks import Array, as_tensor
-from uat.contracts import Agent, choose
+from uat.contracts import Agent
+from uat.distributions import choose
 from uat.engines.cpu import CPUStep
 from uat.episode import Step
 from uat.methods import Policy
@@ -47,7 +48,7 @@ def open_fast(policy: Policy) -> CPUStep | FusedStep | str:
     if type(policy) not in (UAT, Vanilla):  # a subclass may compute anything
         return f"{type(policy).__name__} has no fast step"
     assert isinstance(policy, UAT | Vanilla)
-    if (difference := policy.structure_difference()) is not None:
+    if (difference := policy.plain_alone() or policy.structure_difference()) is not None:
         return difference
     try:
         return CPUStep(policy.backbone, policy.head, policy.utility if isinstance(policy, UAT) else None)

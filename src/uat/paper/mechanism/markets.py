@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from uat.contracts import choose
+from uat.distributions import choose
 from uat.domains.markets import Markets
 from uat.domains.markets.days import REGIMES, UNKNOWN, days_of
 from uat.domains.markets.tables import load, windows
