@@ -431,7 +431,7 @@ class _Auditor:
         few = self.trajectory.map(lambda x: x[:WITNESSING])
         told = self.spec.clock.batch(few)
         truth = self.spec.clock.batch(replace(few, told=None))
-        best, before, found = decisions(reference, truth, few.facts), answers(self.policy, told), []
+        best, before, counts = decisions(reference, truth, few.facts), answers(self.policy, told), []
         last_B1 = told.valid.sum(1, keepdim=True) - 1
         for channels in (("action",), ("reward",), FEEDBACK):
             for partner_B in self._partners(told):
@@ -441,8 +441,8 @@ class _Auditor:
                 if differ.shape[1] < answered_BT.shape[1]:  # the reference gives scores of the last step only
                     differ = torch.zeros_like(answered_BT).scatter(1, last_B1, differ)
                 differ_BT = differ & other_told.valid
-                found.append((int(differ_BT.sum()), int((differ_BT & answered_BT).sum())))
-        return found
+                counts.append((int(differ_BT.sum()), int((differ_BT & answered_BT).sum())))
+        return counts
 
 
 def decisions(reference: Agent[Any] | Reader, batch: Batch, facts: dict[str, Tensor]) -> Tensor:
