@@ -314,7 +314,7 @@ def test_what_changes_no_engine_is_taken(method: str, name: str) -> None:
         policy.fused = policy.fused_pass = False
         batch, fast = random_batch(SPEC, whole=True), open_fast(policy.eval())
         assert isinstance(fast, CPUStep)
-        state, expected = fast.init_state(len(batch.valid), SPEC.horizon, CPU), stream(policy, batch)
+        state, expected = fast.init_state(len(batch.valid), SPEC.steps, CPU), stream(policy, batch)
         found = torch.stack([fast.step(state, moment)[0] for moment in moments(batch)], 1)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * largest(expected))
 

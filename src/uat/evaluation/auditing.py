@@ -222,7 +222,7 @@ def play(policy: Stepping, simulator: Simulator[Any] | Recording, episodes: int,
     if isinstance(simulator, Recording):
         return simulator.trajectory(noise)
     device = next(iter(noise.values())).device
-    gumbel_BTA = action_noise(spec, seed, "audit", ids.to(device), spec.horizon)
+    gumbel_BTA = action_noise(spec, seed, "audit", ids.to(device), spec.steps)
     if not isinstance(policy, Agent):
         raise ValueError(f"audit: {type(policy).__name__} is no uat.contracts.Agent, and cannot play in a simulator")
     return rollout(policy, simulator, noise, gumbel_BTA)
@@ -230,7 +230,7 @@ def play(policy: Stepping, simulator: Simulator[Any] | Recording, episodes: int,
 
 def random_histories(spec: Spec, episodes: int, seed: int) -> Trajectory:
     """Episodes of full length drawn at random: normal numbers, and uniformly distributed ids."""
-    generator, shape = torch.Generator().manual_seed(seed), (episodes, spec.horizon)
+    generator, shape = torch.Generator().manual_seed(seed), (episodes, spec.steps)
     obs = any_observations(spec.obs, shape, generator)
     action, valid = any_actions(spec, shape, generator), torch.ones(shape, dtype=torch.bool)
     reward = torch.randn(shape, generator=generator) / spec.reward_scale

@@ -303,7 +303,10 @@ class TransformerPolicy(Policy):
         return reason
 
     def fuse_pass(self) -> str | None:
-        difference, steps = self.plain_alone() or self.structure_difference(), self.tokens_per_step * self.spec.horizon
+        difference, steps = (
+            self.plain_alone() or self.structure_difference(),
+            self.tokens_per_step * (self.spec.horizon or 0),
+        )
         reason = f"no fused pass: {difference}" if difference else kernels.unfit_pass(self.backbone, self.gates, steps)
         self.fused_pass = reason is None
         return reason

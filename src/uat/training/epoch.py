@@ -113,7 +113,7 @@ class Epoch:
         """Where these episodes start in the position table, written into the same tensor each time."""
         if not self.config.train.random_start:
             return
-        horizon = self.policy.spec.horizon
+        horizon = self.policy.spec.steps
         spare = max(0, (getattr(self.config.method, "max_positions", None) or horizon + 1) - horizon)
         start_B = integers(self.config.seed, "start", ids, 1, below=spare + 1)[:, 0].to(self.player.device)
         self.start_B = start_B if self.start_B is None else self.start_B.copy_(start_B)
