@@ -1,4 +1,4 @@
-"""Committed rows: whole, unique, and what anyone can measure again."""
+"""Committed rows are complete, unique and reproducible."""
 
 import json
 import shutil
