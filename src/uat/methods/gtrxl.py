@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from uat.engines import kernels
 from uat.episode import Batch, Step
@@ -56,6 +56,10 @@ class GTrXL(Policy):
     @property
     def own_noise(self) -> bool:
         return super().own_noise or kernels.can_drop(self.head.linear.weight)
+
+    @property
+    def observation_encoder(self) -> nn.Module:
+        return self.backbone.encoder
 
     def features(self, batch: Batch) -> Tensor:
         return self.backbone(batch.obs)
