@@ -9,7 +9,7 @@ import torch
 
 from uat.domains import split_seed
 from uat.domains.sepsis.kinetics import Kinetics, kinetics
-from uat.engines.rollout import Player
+from uat.engines.rollout import RolloutRunner
 from uat.runs import Run, load_policy
 from uat.threads import cpu_threads
 from uat.training.surroundings import pick_device
@@ -25,7 +25,7 @@ def kinetics_of(run: Run, *, episodes: int = EPISODES, device: torch.device | st
     if domain.name != "sepsis":
         raise ValueError(f"{run.path}: regimes shift inside episodes of sepsis, not of {domain.name}")
     policy = load_policy(run.path).to(chosen)
-    player = Player(policy, domain.simulator("test", chosen), device=chosen, sampled=policy.sampled)
+    player = RolloutRunner(policy, domain.simulator("test", chosen), device=chosen, sampled=policy.sampled)
     with contextlib.closing(player):
         return kinetics([player.play(torch.arange(episodes), split_seed("test", 0))])
 
