@@ -1,8 +1,8 @@
-"""Makes docs/results/DOMAIN.md from the committed rows, with the published numbers beside ours.
+"""Write docs/results/DOMAIN.md from the committed rows, with the published numbers next to ours.
 
     python results/make_table.py darkroom
 
-The tables are those of `uat report`; what has no row yet is left out.
+The tables are those of `uat report`; methods without rows are left out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--preset", default="paper")
     args = parser.parse_args()
     if not (HERE / args.preset / f"{args.domain}.jsonl").exists():
-        parser.error(f"there are no rows of {args.domain} under results/{args.preset}: `uat reproduce` makes them")
+        parser.error(f"there are no rows of {args.domain} under results/{args.preset}: `uat reproduce` writes them")
     write_atomically(DOCS / f"{args.domain}.md", domain_page(Rows.of(HERE / args.preset), args.domain).encode())
 
 

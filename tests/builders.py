@@ -19,7 +19,7 @@ from uat.episode import Batch, Step, Trajectory
 from uat.methods import METHODS, Policy
 from uat.methods.uat import UAT, UATConfig
 from uat.methods.vanilla import Vanilla, VanillaConfig
-from uat.spec import Assets, Discrete, Items, Spec, Vector, Weights
+from uat.spec import Assets, Box, Discrete, Items, Named, Observations, Spec, Vector, Weights
 from uat.training.surroundings import seeded
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -33,9 +33,19 @@ SPECS: dict[str, Spec] = {
     "assets-discrete": Spec(obs=Assets(3, 2), action=Discrete(4), horizon=7, reward_scale=0.5),
     "assets-weights": Spec(obs=Assets(3, 2), action=Weights(4), horizon=7, reward_lag=3, facts={"relative": (4,)}),
 }
-"""Every kind of observation with every kind of action, one with facts that methods may ask for."""
+"""Every kind of plain observation with ids and with weights, one with facts that methods may ask for."""
 
-PAIRS = {(method, spec): METHODS[method].policy.refusal(SPECS[spec]) for method in METHODS for spec in SPECS}
+OPEN_SPECS: dict[str, Spec] = {
+    "vector-box": Spec(obs=Vector(5), action=Box(low=(-1.0, 0.0), high=(1.0, 5.0)), horizon=7),
+    "named-discrete": Spec(
+        obs=Named({"place": Vector(3), "item": Items(6), "rows": Assets(2, 2)}), action=Discrete(4), horizon=7
+    ),
+}
+"""Problems that fast engines leave to the plain one: dictionary observations, and actions in a box."""
+
+ALL_SPECS = SPECS | OPEN_SPECS
+
+PAIRS = {(method, spec): METHODS[method].policy.refusal(ALL_SPECS[spec]) for method in METHODS for spec in ALL_SPECS}
 """Every method with every kind of problem, and why it is none for the method, if so."""
 
 IN_THE_DARK = [name for name, method in METHODS.items() if method.serves("darkroom")]
@@ -83,7 +93,7 @@ def interpreted(*case: Any) -> Any:
 
 def served(method: str) -> Spec:
     """The first kind of problem that a method serves."""
-    return next(SPECS[spec] for (name, spec), reason in PAIRS.items() if name == method and not reason)
+    return next(ALL_SPECS[spec] for (name, spec), reason in PAIRS.items() if name == method and not reason)
 
 
 def small_config(method: str, **settings: Any) -> Any:
@@ -172,18 +182,25 @@ def random_trajectory(
 
 
 def random_observations(spec: Spec, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    match spec.obs:
-        case Vector(width):
-            return torch.randn(*shape, width, generator=generator)
-        case Assets(count, features):
-            return torch.randn(*shape, count, features, generator=generator)
+    return _random_part(spec.obs, shape, generator)
+
+
+def _random_part(space: Observations, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    match space:
         case Items(count):
             return torch.randint(-1, count, shape, generator=generator)
+        case Named(parts):
+            return space.pack({name: _random_part(parts[name], shape, generator) for name in space.names})
+        case _:
+            return torch.randn(*shape, *space.shape, generator=generator)
 
 
 def random_actions(
     spec: Spec, shape: tuple[int, ...], generator: torch.Generator, allowed: Tensor | None = None
 ) -> Tensor:
+    if isinstance(spec.action, Box):
+        low, high = torch.tensor(spec.action.low), torch.tensor(spec.action.high)
+        return low + (high - low) * torch.rand(*shape, spec.action.count, generator=generator)
     if isinstance(spec.action, Discrete) and allowed is None:
         return torch.randint(spec.action.count, shape, generator=generator)
     logits = torch.randn(*shape, spec.action.count, generator=generator)

@@ -19,8 +19,9 @@ from torch import Tensor
 from uat.episode import Batch
 from uat.methods import Policy
 from uat.methods.uat import UATConfig
+from uat.spec import Box, Named, Observations
 
-Named = Mapping[str, Tensor]
+Weights = Mapping[str, Tensor]
 PROJECTIONS = ("Q", "K", "V")
 
 
@@ -39,7 +40,9 @@ def loss(policy: Policy, batch: Batch) -> Tensor:
     logits_BTA, total = logits(policy, batch), torch.zeros((), dtype=torch.float64)
     for b, t in batch.valid.nonzero().tolist():
         pi, target = softmax(logits_BTA[b, t]), batch.required_target[b, t]
-        if target.is_floating_point():
+        if isinstance(policy.spec.action, Box):
+            total = total - box_log_density(policy.spec.action, logits_BTA[b, t], target.double())
+        elif target.is_floating_point():
             for a in target.nonzero()[:, 0].tolist():
                 total = total + target[a].double() * (target[a].double().log() - pi[a].log())
         else:
@@ -47,10 +50,24 @@ def loss(policy: Policy, batch: Batch) -> Tensor:
     return total
 
 
-def episode(policy: Policy, w: Named, batch: Batch, b: int) -> list[Tensor]:
+def box_log_density(box: Box, numbers: Tensor, action: Tensor) -> Tensor:
+    """Sum over numbers of log N(u; mean, std) - log |da / du|, where a = low + (high - low) (1 + tanh u) / 2."""
+    total = torch.zeros((), dtype=torch.float64)
+    for i, (low, high) in enumerate(zip(box.low, box.high, strict=True)):
+        mean, std = numbers[i], numbers[box.count + i].clamp(-5.0, 2.0).exp()
+        u = (2 * (action[i] - low) / (high - low) - 1).atanh()
+        total = total - ((u - mean) / std) ** 2 / 2 - (std * (2 * torch.pi) ** 0.5).log()
+        total = total - ((high - low) / 2 * (1 - u.tanh() ** 2)).log()
+    return total
+
+
+def episode(policy: Policy, w: Weights, batch: Batch, b: int) -> list[Tensor]:
     """W_head h_t + b_head at every step of one episode."""
     steps, start = range(batch.obs.shape[1]), 0 if batch.start is None else int(batch.start[b])
-    x = [layer_norm(w, "backbone.norm", embed(w, batch.obs[b, t]) + w["backbone.positions"][start + t]) for t in steps]
+    x = [
+        layer_norm(w, "backbone.norm", embed(w, batch.obs[b, t], policy.spec.obs) + w["backbone.positions"][start + t])
+        for t in steps
+    ]
     rho, g = gates(policy, w, batch, b)
     for layer in range(policy.config.num_layers):
         x = block(w, layer, policy.config.num_heads, x, rho, g[layer] if g else None)
@@ -61,10 +78,14 @@ def episode(policy: Policy, w: Named, batch: Batch, b: int) -> list[Tensor]:
 # ---------------------------------------------------------------- x = LN(W^E o + p)
 
 
-def embed(w: Named, o: Tensor) -> Tensor:
-    if "backbone.encoder.weight" in w:
-        return one_hot(o, len(w["backbone.encoder.weight"])) @ w["backbone.encoder.weight"]
-    return w["backbone.encoder.linear.weight"] @ o.flatten().double() + w["backbone.encoder.linear.bias"]
+def embed(w: Weights, o: Tensor, space: Observations | None = None, at: str = "backbone.encoder") -> Tensor:
+    if isinstance(space, Named):
+        parts = space.unpack(o)
+        rows = [embed(w, parts[name], space.parts[name], f"{at}.parts.{i}") for i, name in enumerate(space.names)]
+        return torch.stack(rows).sum(0)
+    if f"{at}.weight" in w:
+        return one_hot(o, len(w[f"{at}.weight"])) @ w[f"{at}.weight"]
+    return w[f"{at}.linear.weight"] @ o.flatten().double() + w[f"{at}.linear.bias"]
 
 
 def one_hot(index: Tensor, count: int) -> Tensor:
@@ -75,7 +96,7 @@ def one_hot(index: Tensor, count: int) -> Tensor:
 # ---------------------------------------------------------------- utility encoder
 
 
-def gates(policy: Policy, w: Named, batch: Batch, b: int) -> tuple[list[Tensor] | None, list[list[Tensor]] | None]:
+def gates(policy: Policy, w: Weights, batch: Batch, b: int) -> tuple[list[Tensor] | None, list[list[Tensor]] | None]:
     """rho_t, and g_j of every layer; none for an observation-only policy."""
     if not isinstance(policy.config, UATConfig):
         return None, None
@@ -89,7 +110,7 @@ def gates(policy: Policy, w: Named, batch: Batch, b: int) -> tuple[list[Tensor] 
     return rho, g
 
 
-def utility(w: Named, a: Tensor, r: Tensor) -> Tensor:
+def utility(w: Weights, a: Tensor, r: Tensor) -> Tensor:
     """u = E([f_a(a); r]), or W [f_a(a); r] where E is linear"""
     first = w["utility.encoder.mlp.0.weight"]
     if "utility.encoder.action.weight" in w:
@@ -116,7 +137,7 @@ def regime_states(u: Sequence[Tensor], decay: float) -> list[Tensor]:
 
 
 def block(
-    w: Named, layer: int, num_heads: int, x: list[Tensor], rho: list[Tensor] | None, g: list[Tensor] | None
+    w: Weights, layer: int, num_heads: int, x: list[Tensor], rho: list[Tensor] | None, g: list[Tensor] | None
 ) -> list[Tensor]:
     name, steps = f"backbone.blocks.{layer}", range(len(x))
     normed = [layer_norm(w, f"{name}.attention_norm", x[t]) for t in steps]
@@ -132,7 +153,7 @@ def block(
 
 
 def project(
-    w: Named, block_name: str, projection: str, head: int, num_heads: int, x: list[Tensor], gate: list[Tensor] | None
+    w: Weights, block_name: str, projection: str, head: int, num_heads: int, x: list[Tensor], gate: list[Tensor] | None
 ) -> list[Tensor]:
     """W x + gate ⊙ (W^u x) + U gate at every step, in one head."""
     W, W_u, U = matrices(w, f"{block_name}.attention.project", projection, head, num_heads)
@@ -146,7 +167,7 @@ def project(
 
 
 def matrices(
-    w: Named, name: str, projection: str, head: int, num_heads: int
+    w: Weights, name: str, projection: str, head: int, num_heads: int
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """W, W^u and U of one head; W^u and U are None where there are none."""
     stacked = w[f"{name}.weight"]
@@ -176,12 +197,12 @@ def attend(q: list[Tensor], k: list[Tensor], v: list[Tensor]) -> list[Tensor]:
     return h
 
 
-def feed_forward(w: Named, name: str, x: Tensor) -> Tensor:
+def feed_forward(w: Weights, name: str, x: Tensor) -> Tensor:
     hidden = w[f"{name}.0.weight"] @ x + w[f"{name}.0.bias"]
     return w[f"{name}.2.weight"] @ hidden.clamp_min(0) + w[f"{name}.2.bias"]
 
 
-def layer_norm(w: Named, name: str, x: Tensor) -> Tensor:
+def layer_norm(w: Weights, name: str, x: Tensor) -> Tensor:
     mean = x.sum() / len(x)
     variance = ((x - mean) ** 2).sum() / len(x)
     return (x - mean) / (variance + 1e-5).sqrt() * w[f"{name}.weight"] + w[f"{name}.bias"]

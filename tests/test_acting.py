@@ -11,7 +11,8 @@ from torch import Tensor
 
 from uat.acting import rollout
 from uat.clock import NO_ACTION
-from uat.contracts import Agent, Simulator, Transition, choose
+from uat.contracts import Agent, Simulator, Transition
+from uat.distributions import choose
 from uat.episode import Noise, Step
 from uat.noise import gumbel
 from uat.spec import Discrete, Spec, Vector, Weights

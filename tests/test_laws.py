@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from tests import reference
 from tests.builders import (
+    ALL_SPECS,
     PRECISIONS,
     SPECS,
     build_random,
@@ -38,7 +39,7 @@ from uat.methods.vanilla import Vanilla, VanillaConfig
 from uat.nn.attention import Attention
 from uat.spec import Discrete, Spec, Vector, Weights
 
-every_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+every_spec = pytest.mark.parametrize("spec", ALL_SPECS.values(), ids=ALL_SPECS)
 both_methods = pytest.mark.parametrize("method", ["vanilla", "uat"])
 seeds = st.integers(0, 2**31)
 

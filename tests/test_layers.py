@@ -13,7 +13,7 @@ import uat
 
 ROOT = Path(uat.__file__).parent
 ON_DISK = {"files", "archives", "tensor_files"}
-CORE_TYPES = {"spec", "episode", "clock", "metrics", "contracts"}
+CORE_TYPES = {"spec", "episode", "clock", "metrics", "contracts", "distributions"}
 """What travels between methods and domains."""
 MAY_IMPORT: dict[str, set[str]] = {
     "memory": set(),
@@ -30,7 +30,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "clock": {"episode"},
     "spec": {"settings", "clock"},
     "metrics": set(),
-    "contracts": {"spec", "episode"},
+    "distributions": {"spec", "noise"},
+    "contracts": {"spec", "episode", "distributions"},
     "noise": set(),
     "nn": {"settings", *CORE_TYPES},
     "methods": {"settings", "registry", *CORE_TYPES, "nn", "noise", "acting"},
@@ -62,8 +63,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "logs": {"settings", *CORE_TYPES, "checks"},
     "feedback": {"settings", *CORE_TYPES, "checks", "noise", "acting", "domains"},
     "config": {"settings", "registry", *CORE_TYPES, "methods", "domains", "feedback"},
-    "recipes": {*CORE_TYPES, "methods", "domains", "config"},
-    "runs": {"settings", "files", "lock", "tensor_files", *CORE_TYPES, "methods", "domains", "config", "rows"},
+    "recipes": {"files", "registry", *CORE_TYPES, "methods", "domains", "config"},
+    "runs": {
+        "settings",
+        "registry",
+        "files",
+        "lock",
+        "tensor_files",
+        *CORE_TYPES,
+        "methods",
+        "domains",
+        "config",
+        "rows",
+    },
     "training": {
         "files",
         "settings",
@@ -144,6 +156,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "training",
     },
     "cli": {
+        "registry",
+        "settings",
         "threads",
         "terminal",
         "paper",

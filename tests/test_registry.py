@@ -12,7 +12,7 @@ import pytest
 
 import uat
 from uat.config import lookup
-from uat.domains import as_entry
+from uat.domains.entry import as_entry
 from uat.methods import METHODS, as_method
 from uat.methods.vanilla import Vanilla, VanillaConfig
 from uat.registry import Registry, import_address

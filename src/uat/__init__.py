@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from uat.clock import Clock
     from uat.config import RunConfig, override
+    from uat.contracts import Recording, Simulator, Transition
     from uat.domains import DOMAINS, Domain, DomainEntry, register_domain
     from uat.episode import Batch, Step, Trajectory
     from uat.evaluation import audit, evaluate
@@ -18,13 +19,13 @@ if TYPE_CHECKING:
     from uat.methods import METHODS, Method, Policy, register_method
     from uat.methods.uat import UAT, UATConfig
     from uat.methods.vanilla import Vanilla, VanillaConfig
-    from uat.metrics import Score
+    from uat.metrics import Metric, Score
     from uat.recipes import recipe
     from uat.runs import Run
     from uat.runs import load_policy as load
     from uat.runs import save_policy as save
     from uat.serving import Session
-    from uat.spec import Assets, Discrete, Items, Spec, Vector, Weights
+    from uat.spec import Assets, Box, Discrete, Items, Named, Spec, Vector, Weights
     from uat.training import train, train_together
 
 __version__ = "0.1.0"
@@ -35,6 +36,7 @@ __all__ = [
     "UAT",
     "Assets",
     "Batch",
+    "Box",
     "Clock",
     "Discrete",
     "Domain",
@@ -42,14 +44,19 @@ __all__ = [
     "FeedbackConfig",
     "Items",
     "Method",
+    "Metric",
+    "Named",
     "Policy",
+    "Recording",
     "Run",
     "RunConfig",
     "Score",
     "Session",
+    "Simulator",
     "Spec",
     "Step",
     "Trajectory",
+    "Transition",
     "UATConfig",
     "Vanilla",
     "VanillaConfig",
@@ -72,6 +79,7 @@ __all__ = [
 _PLACES = {
     "clock": ("Clock",),
     "config": ("RunConfig", "override"),
+    "contracts": ("Recording", "Simulator", "Transition"),
     "domains": ("DOMAINS", "Domain", "DomainEntry", "register_domain"),
     "episode": ("Batch", "Step", "Trajectory"),
     "evaluation": ("audit", "evaluate"),
@@ -80,12 +88,12 @@ _PLACES = {
     "methods": ("METHODS", "Method", "Policy", "register_method"),
     "methods.uat": ("UAT", "UATConfig"),
     "methods.vanilla": ("Vanilla", "VanillaConfig"),
-    "metrics": ("Score",),
+    "metrics": ("Metric", "Score"),
     "recipes": ("recipe",),
     "runs": ("Run", "load_policy", "save_policy"),
     "serving": ("Session",),
     "training": ("train", "train_together"),
-    "spec": ("Assets", "Discrete", "Items", "Spec", "Vector", "Weights"),
+    "spec": ("Assets", "Box", "Discrete", "Items", "Named", "Spec", "Vector", "Weights"),
 }
 """Which module defines each name."""
 _SHORT = {"load_policy": "load", "save_policy": "save"}

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uat.contracts import Agent, Reader, Recording, Simulator, Transition, choose
+from uat.contracts import Agent, Reader, Recording, Simulator, Transition
+from uat.distributions import choose, limits
 from uat.episode import Noise, Told, Trajectory
 from uat.settings import Share, check_fields
-from uat.spec import Discrete, Spec
+from uat.spec import Box, Discrete, Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,14 @@ class Behaviour:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    def act(self, target: Tensor, spec: Spec, allowed_BA: Tensor | None, noise_BA: Tensor | None) -> Tensor:
+        """The action of each stream; in a box, a share of the way from the expert's to a uniformly random one."""
+        if not isinstance(spec.action, Box):
+            return choose(self.logits(target, spec, allowed_BA), spec, noise_BA)
+        low, high = limits(spec.action, target.device, target.dtype)
+        place = 0.5 if noise_BA is None else torch.special.ndtr(noise_BA).to(target)
+        return torch.lerp(target, low + (high - low) * place, self.random_share)
 
     def logits(self, target: Tensor, spec: Spec, allowed_BA: Tensor | None) -> Tensor:
         """log of (1 - share) expert + share uniform over what is allowed: (B, A)."""
@@ -93,7 +102,7 @@ def rollout(
         elif target is None:
             raise ValueError(f"{type(worlds).__name__} has no expert that could play: name an agent")
         else:
-            action = target if agent is None else choose(agent.logits(target, spec, allowed), spec, gumbel_BA)
+            action = target if agent is None else agent.act(target, spec, allowed, gumbel_BA)
         after = worlds.step(world, action)
         record.add(obs, target, allowed, facts, action, after)
         world, obs, told = after.world, after.obs, after.told

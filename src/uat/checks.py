@@ -7,6 +7,7 @@ MOST_NUMBER: norms square what they are given, and a square beyond float32 would
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from uat.clock import NO_ACTION
 from uat.settings import MOST_SCALE, shown
-from uat.spec import Assets, Discrete, Items, Spec, Vector
+from uat.spec import Assets, Box, Discrete, Items, Named, Spec, Vector
 
 Array = Any
 """A tensor, a numpy array, or nested lists of numbers."""
@@ -39,13 +40,24 @@ PLAIN = frozenset(
 
 
 def check_observations(obs: Array, spec: Spec, shape: tuple[int, ...], valid: Tensor | None = None) -> Tensor:
-    match spec.obs:
-        case Vector(width):
-            return check_numbers("obs", obs, (*shape, width), valid)
-        case Assets(count, features):
-            return check_numbers("obs", obs, (*shape, count, features), valid)
-        case Items(count):
-            return check_ids("obs", obs, shape, count, valid)
+    """Dictionaries of parts come out packed in rows, as packed rows do."""
+    if not isinstance(spec.obs, Named):
+        return _check_part("obs", obs, spec.obs, shape, valid)
+    if not isinstance(obs, Mapping) and tuple((row := as_tensor("obs", obs)).shape) == (*shape, *spec.obs.shape):
+        obs = spec.obs.unpack(row)
+    if not isinstance(obs, Mapping) or obs.keys() != spec.obs.parts.keys():
+        found = f"the parts {', '.join(map(str, obs))}" if isinstance(obs, Mapping) else type(obs).__name__
+        raise ValueError(f"obs: expected a dictionary of the parts {', '.join(spec.obs.names)}, got {found}")
+    parts = spec.obs.parts
+    return spec.obs.pack({n: _check_part(f"obs[{n!r}]", obs[n], parts[n], shape, valid) for n in parts})
+
+
+def _check_part(
+    name: str, obs: Array, space: Vector | Items | Assets, shape: tuple[int, ...], valid: Tensor | None
+) -> Tensor:
+    if isinstance(space, Items):
+        return check_ids(name, obs, shape, space.count, valid)
+    return check_numbers(name, obs, (*shape, *space.shape), valid)
 
 
 def check_rewards(reward: Array, spec: Spec, shape: tuple[int, ...], valid: Tensor | None = None) -> Tensor:
@@ -60,6 +72,8 @@ def most_reward(spec: Spec) -> float:
 def check_actions(name: str, action: Array, spec: Spec, shape: tuple[int, ...], valid: Tensor | None = None) -> Tensor:
     if isinstance(spec.action, Discrete):
         return check_ids(name, action, shape, spec.action.count, valid)
+    if isinstance(spec.action, Box):
+        return check_box(name, action, spec.action, shape, valid)
     return check_weights(name, action, (*shape, spec.action.count), valid)
 
 
@@ -102,6 +116,19 @@ def check_weights(name: str, values: Array, shape: tuple[int, ...], valid: Tenso
     return x
 
 
+def check_box(name: str, values: Array, box: Box, shape: tuple[int, ...], valid: Tensor | None = None) -> Tensor:
+    x = check_numbers(name, values, (*shape, box.count), valid)
+    low, high = torch.tensor(box.low), torch.tensor(box.high)
+    wrong = (x < low) | (x > high)
+    if (wrong := wrong if valid is None else wrong & valid[..., None]).any():
+        where = _first(wrong)
+        limits = f"from {low[where[-1]].item():g} to {high[where[-1]].item():g}"
+        raise ValueError(
+            f"{name}: expected numbers {limits}, the limits of the box, got {x[where].item():g} at {where}"
+        )
+    return x
+
+
 def check_mask(name: str, values: Array, shape: tuple[int, ...]) -> Tensor:
     x = as_tensor(name, values, "booleans")
     if x.dtype != torch.bool or tuple(x.shape) != shape:
@@ -124,6 +151,8 @@ def check_valid(values: Array, shape: tuple[int, ...]) -> Tensor:
 
 def check_allowed(allowed: Array, target: Tensor, spec: Spec, valid_BT: Tensor) -> Tensor:
     """(B, T, A) where every real step has an allowed action, the target among them. In padding all are allowed."""
+    if isinstance(spec.action, Box):
+        spec.action.refuse_mask()
     allowed_BTA = check_mask("allowed", allowed, (*valid_BT.shape, spec.action.count))
     if (none_BT := ~allowed_BTA.any(-1) & valid_BT).any():
         raise ValueError(f"allowed: every step needs at least one allowed action, got none at {_first(none_BT)}")

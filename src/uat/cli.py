@@ -19,7 +19,7 @@ import tyro
 
 import uat
 from uat import terminal
-from uat.config import PRESETS, SECTIONS, lookup, to_json
+from uat.config import PRESETS, SECTIONS, RunConfig, lookup, to_json
 from uat.data import SOURCES, archives
 from uat.domains import DOMAINS
 from uat.evaluation.auditing import audit_run
@@ -33,9 +33,11 @@ from uat.paper.report.writing import write_report
 from uat.paper.studies.command import command as reproduce_command
 from uat.paper.studies.grids import STUDIES
 from uat.paper.studies.options import Reproduce
-from uat.recipes import pairs, recipe
+from uat.recipes import default_folder, pairs, recipe
+from uat.registry import Registry, is_address
 from uat.rows import NUMBER, check_row
 from uat.runs import Run
+from uat.settings import current_names
 from uat.terminal import say, show, show_json, show_page
 from uat.threads import cpu_threads
 from uat.training.progress import show_progress
@@ -74,6 +76,8 @@ class Evaluate:
     """Where to run; unset: CUDA if there is one."""
     threads: int | None = None
     """CPU threads; unset: UAT_THREADS, or one."""
+    trust: bool = False
+    """Import the code that a run folder names, such as python:bandit:Bandit; it is refused otherwise."""
     json: bool = False
     """Print JSON rows, one per line and metric, instead of a table."""
 
@@ -92,6 +96,8 @@ class Audit:
     """Where to run; unset: CUDA if there is one."""
     threads: int | None = None
     """CPU threads; unset: UAT_THREADS, or one."""
+    trust: bool = False
+    """Import the code that a run folder names, such as python:bandit:Bandit; it is refused otherwise."""
     json: bool = False
     """Print JSON rows, one per run and channel, instead of a table."""
 
@@ -196,15 +202,14 @@ def run_train(args: list[str]) -> None:
     sections = [(name, type(getattr(default, name)), field(default=getattr(default, name))) for name in SECTIONS]
     extra = {"__doc__": TrainOptions.__doc__}
     kind = make_dataclass("Train", sections, bases=(TrainOptions,), namespace=extra, kw_only=True, frozen=True)
-    options = parse(kind, args, "uat train")
+    options = parse(kind, with_current_flags(args, default), "uat train")
     config = dataclasses.replace(default, seed=options.seed, **{name: getattr(options, name) for name in SECTIONS})
     if options.dry_run:
         show_json(to_json(config))
         return
-    out = options.out or Path("runs") / f"{config.domain_name}-{config.method_name}-{config.preset}-{config.seed}"
     run = uat.train(
         config,
-        out,
+        options.out or default_folder(config),
         resume=options.resume,
         source=options.source,
         device=options.device,
@@ -219,11 +224,35 @@ def run_train(args: list[str]) -> None:
     print_rows([summary], as_json=options.json)
 
 
+def with_current_flags(args: list[str], config: RunConfig) -> list[str]:
+    """The arguments, with flags of renamed settings under the names that they have now."""
+    flags: dict[str, str] = {}
+    for section in SECTIONS:
+        for old, new in current_names(type(getattr(config, section))).items():
+            for no in ("", "no-"):
+                flags[f"--{section}.{no}{old}".replace("_", "-")] = f"--{section}.{no}{new}".replace("_", "-")
+    parts = [arg.partition("=") for arg in args]
+    return [flags.get(flag.replace("_", "-"), flag) + equals + value for flag, equals, value in parts]
+
+
+def open_runs(paths: Sequence[Path], *, trust: bool) -> list[Run]:
+    """The runs of these folders; with `trust`, what they name may also be code in the current folder."""
+    if trust:
+        look_in_current_folder()
+    return [Run.open(path, trust=trust) for path in paths]
+
+
+def look_in_current_folder() -> None:
+    """Let imports look in the folder where the command runs, after all others: for code that the user named."""
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+
+
 def run_evaluate(args: list[str]) -> None:
     options = parse(Evaluate, args, "uat evaluate")
     if not options.runs:
         raise ValueError("name at least one run folder: uat evaluate RUN...")
-    runs = [Run.open(path) for path in options.runs]
+    runs = open_runs(options.runs, trust=options.trust)
     how = {name: getattr(options, name) for name in ("episodes", "references", "unfinished", "device", "threads")}
     for run in runs if options.unfinished else []:
         if said := what_is_unfinished(run):
@@ -243,7 +272,7 @@ def run_audit(args: list[str]) -> None:
     options = parse(Audit, args, "uat audit")
     if not options.runs:
         raise ValueError("name at least one run folder: uat audit RUN...")
-    runs = [Run.open(path) for path in options.runs]
+    runs = open_runs(options.runs, trust=options.trust)
     how = {name: getattr(options, name) for name in ("episodes", "draws", "device", "threads")}
     found = [(run, audit_run(run, **how)) for run in runs]
     rows = [
@@ -358,9 +387,9 @@ class TrainOptions:
     """Train a policy. Every setting of the chosen domain and method is a flag; their defaults are the preset's."""
 
     domain_name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DOMAIN")]
-    """The domain, such as darkroom."""
+    """The domain, such as darkroom; or python:MODULE:CLASS, code of yours."""
     method_name: Annotated[str, tyro.conf.arg(name="method", metavar="NAME")] = "uat"
-    """The method, such as uat or vanilla."""
+    """The method, such as uat or vanilla; or python:MODULE:CLASS, code of yours."""
     preset: str = "paper"
     """smoke (seconds), quick (minutes on two cores) or paper (the published settings)."""
     seed: int = 0
@@ -395,14 +424,22 @@ def peek(args: list[str]) -> dict[str, str]:
 
     asks_help = any(arg in ("-h", "--help") for arg in args)
     leads = bool(args) and not args[0].startswith("-")
-    positional = args[0] if leads else next((arg for arg in args if arg in DOMAINS), None)
+    positional = args[0] if leads else next((arg for arg in args if is_address(arg) or arg in DOMAINS), None)
     if positional is None and not asks_help:
         raise ValueError(f"name a domain first: uat train DOMAIN ...; known: {', '.join(DOMAINS)}")
     return {
-        "domain": lookup("domain", positional or next(iter(DOMAINS)), DOMAINS),
-        "method": lookup("method", value_of("--method", "uat"), METHODS),
+        "domain": named("domain", positional or DOMAINS.own[0], DOMAINS),
+        "method": named("method", value_of("--method", "uat"), METHODS),
         "preset": lookup("preset", value_of("--preset", "paper"), PRESETS),
     }
+
+
+def named(kind: str, name: str, registry: Registry[Any]) -> str:
+    """A name that is known, or an address: its code is imported, since this command names it."""
+    if is_address(name):
+        look_in_current_folder()
+        registry.adopt(name)
+    return lookup(kind, name, registry)
 
 
 def parse(kind: Any, args: list[str], prog: str) -> Any:

@@ -10,12 +10,27 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from uat.domains import DOMAINS
+from uat.domains import DOMAINS, Domain
 from uat.feedback import TRUE, CorruptedDomain, FeedbackConfig
 from uat.methods import METHODS
 from uat.registry import Registry
-from uat.settings import Amount, Count, Episodes, Epochs, Scale, Seed, Warmup, check_fields, checked, field_types, shown
-from uat.spec import Assets, Discrete, Items, Spec, Vector, Weights
+from uat.settings import (
+    Amount,
+    Count,
+    Episodes,
+    Epochs,
+    Scale,
+    Seed,
+    Warmup,
+    check_fields,
+    checked,
+    current_names,
+    field_types,
+    original_names,
+    shown,
+    with_current_names,
+)
+from uat.spec import Assets, Box, Discrete, Items, Named, Spec, Vector, Weights
 
 PRESETS = ("smoke", "quick", "paper")
 Precision = Literal["fp64", "fp32", "tf32", "bf16"]
@@ -108,7 +123,10 @@ class RunConfig:
 
     def build_true_domain(self) -> Any:
         """The domain as its references meet it: they are told the truth."""
-        return DOMAINS[self.domain_name].build(self.domain)
+        domain = DOMAINS[self.domain_name].build(self.domain)
+        if not isinstance(domain, Domain):
+            raise ValueError(f"{self.domain_name} makes {shown(domain)}, where a uat.Domain is expected")
+        return domain
 
     def identity(self) -> str:
         """Names the run: the hash of what its config changes, of the method's and the domain's revision.
@@ -135,9 +153,15 @@ SECTIONS = ("domain", "method", "train", "evaluation", "feedback")
 
 
 def changes(section: Any) -> dict[str, Any]:
-    """The fields that are not at their defaults."""
-    default = type(section)()
-    return {name: value for name, value in to_json(section).items() if value != to_json(getattr(default, name))}
+    """The fields that are not at their defaults, under their oldest names."""
+    default, oldest = type(section)(), original_names(type(section))
+    return {oldest[name]: value for name, value in to_json(section).items() if value != to_json(getattr(default, name))}
+
+
+def with_oldest_names(section: Any) -> dict[str, Any]:
+    """All fields as JSON under their oldest names, to be compared with what other versions wrote."""
+    oldest = original_names(type(section))
+    return {oldest[name]: value for name, value in to_json(section).items()}
 
 
 FIXED = ("domain_name", "method_name", "preset")
@@ -156,9 +180,24 @@ def override(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
         if name in SECTIONS:
             inner = next(iter(field_types(type(getattr(config, name)))))
             raise ValueError(f"{name!r} is a section; set one of its fields, such as {name}.{inner}")
+        name = current_name(config, name)
         lookup("setting", name, setting_names(config))
         config = _with(config, name.split("."), value, name)
     return config
+
+
+def current_name(config: RunConfig, name: Any) -> Any:
+    """The dotted name that a setting has now, given that or an old one."""
+    section, dot, field = name.partition(".") if isinstance(name, str) else (name, "", "")
+    if not dot or section not in SECTIONS:
+        return name
+    return f"{section}.{current_names(type(getattr(config, section))).get(field, field)}"
+
+
+def oldest_name(config: RunConfig, name: str) -> str:
+    """The oldest dotted name of a setting."""
+    section, dot, field = name.partition(".")
+    return f"{section}.{original_names(type(getattr(config, section)))[field]}" if dot else name
 
 
 def _with(owner: Any, path: list[str], value: Any, name: str) -> Any:
@@ -225,6 +264,7 @@ def from_json(kind: type[Any], data: Any, where: str) -> Any:
     if not isinstance(data, Mapping):
         raise ValueError(f"the section {where!r} is missing or not a table")
     dot = f"{where}." if where else ""
+    data = with_current_names(kind, data, dot)
     if unknown := sorted(data.keys() - hints.keys()):
         raise ValueError(f"unknown field {dot}{unknown[0]}{suggestion(unknown[0], hints)}")
     optional = {item.name for item in dataclasses.fields(kind) if item.default is not dataclasses.MISSING}
@@ -233,22 +273,29 @@ def from_json(kind: type[Any], data: Any, where: str) -> Any:
     return kind(**{name: checked(data[name], hint, dot + name) for name, hint in hints.items() if name in data})
 
 
-KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Vector, Items, Assets, Discrete, Weights)}
+SPACES: dict[str, type[Any]] = {kind.__name__: kind for kind in (Vector, Items, Assets, Named, Discrete, Weights, Box)}
 
 
 def spec_to_json(spec: Spec) -> dict[str, Any]:
-    parts = {
-        name: {"kind": type(part).__name__, **to_json(part)}
-        for name, part in (("obs", spec.obs), ("action", spec.action))
-    }
-    return {**to_json(spec), **parts}
+    return {**to_json(spec), "obs": _space_to_json(spec.obs), "action": _space_to_json(spec.action)}
+
+
+def _space_to_json(space: Any) -> dict[str, Any]:
+    own = to_json(space)
+    if isinstance(space, Named):
+        own["parts"] = {name: _space_to_json(part) for name, part in space.parts.items()}
+    return {"kind": type(space).__name__, **own}
 
 
 def spec_from_json(data: Mapping[str, Any]) -> Spec:
-    parts = {
-        name: KINDS[data[name]["kind"]](**{k: v for k, v in data[name].items() if k != "kind"})
-        for name in ("obs", "action")
-    }
     others = {("facts" if name == "extras" else name): value for name, value in data.items()}  # its older name
     facts = {name: tuple(shape) for name, shape in others["facts"].items()}
-    return Spec(**{**others, **parts, "facts": facts})
+    spaces = {name: _space_from_json(data[name]) for name in ("obs", "action")}
+    return Spec(**{**others, **spaces, "facts": facts})
+
+
+def _space_from_json(data: Mapping[str, Any]) -> Any:
+    own = {name: value for name, value in data.items() if name != "kind"}
+    if data["kind"] == "Named":
+        own["parts"] = {name: _space_from_json(part) for name, part in own["parts"].items()}
+    return SPACES[data["kind"]](**own)

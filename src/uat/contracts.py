@@ -13,21 +13,15 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from uat.distributions import choose
 from uat.episode import Batch, Noise, Step, Told, Trajectory
-from uat.spec import Discrete, Spec
+from uat.spec import Spec
 
 State = TypeVar("State")
 World = TypeVar("World")
 
 
 # ---------------------------------------------------------------- who acts
-
-
-def choose(logits_BA: Tensor, spec: Spec, gumbel_BA: Tensor | None = None) -> Tensor:
-    """The action of each stream: the arg-max (a sample, if Gumbel noise is given), or the softmax as weights."""
-    if isinstance(spec.action, Discrete):
-        return (logits_BA if gumbel_BA is None else logits_BA + gumbel_BA).argmax(-1)
-    return logits_BA.softmax(-1)
 
 
 class Answers(Protocol):

@@ -31,7 +31,7 @@ from uat.contracts import Agent, Answers, Reader, Recording, Simulator, Transiti
 from uat.domains.domain import Domain, Split
 from uat.episode import Noise, Told, Trajectory
 from uat.noise import uniform
-from uat.settings import Amount, Delay, Seed, check_fields, checked, shown
+from uat.settings import Amount, Delay, Seed, changed_fields, check_fields, checked, shown
 
 PREFIX = "feedback."
 """Names of the channel's own noise begin so."""
@@ -58,7 +58,7 @@ class FeedbackConfig:
     @property
     def setting(self) -> str:
         """What differs from the truth, in a few words: "feedback.reward=null,feedback.action=null"."""
-        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        changed = changed_fields(self)
         return ",".join(f"{PREFIX}{name}={value}" for name, value in changed.items())
 
     def draw(self, episode_ids: Tensor, seed: int, steps: int) -> Noise:

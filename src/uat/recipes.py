@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from uat.config import PRESETS, EvaluationConfig, RunConfig, TrainConfig, lookup, override, setting_names
 from uat.domains import DOMAINS
+from uat.domains import known_as as domain_known_as
+from uat.files import safe_name
 from uat.methods import METHODS
+from uat.methods import known_as as method_known_as
+from uat.registry import is_address
 
 Settings = Mapping[str, Any]
 
@@ -251,6 +257,30 @@ def recipe(domain: str, method: str, preset: str = "paper", *, seed: int = 0) ->
     return config
 
 
+def compose(
+    domain: Any, method: Any = "uat", preset: str = "paper", *, seed: int = 0, settings: Settings | None = None
+) -> RunConfig:
+    """The recipe of a domain and a method that are at hand, with some settings changed.
+
+    domain: a name, an address such as "python:bandit:Bandit", or an object;
+    method: a name, an address, a policy class, or a config, which is taken as it is;
+    settings: what differs from the recipe, such as {"train.epochs": 50}.
+    """
+    (domain_name, own_domain), (method_name, own_method) = domain_known_as(domain), method_known_as(method)
+    config = recipe(domain_name, method_name, preset, seed=seed)
+    if own_domain is not None:
+        config = replace(config, domain=own_domain)
+    if own_method is not None:
+        config = replace(config, method=own_method)
+    return override(config, settings or {})
+
+
+def default_folder(config: RunConfig) -> Path:
+    """The run folder of a config where none is named: runs/DOMAIN-METHOD-PRESET-SEED."""
+    domain, method = (name.rpartition(":")[2] for name in (config.domain_name, config.method_name))
+    return Path("runs") / safe_name(f"{domain}-{method}-{config.preset}-{config.seed}")
+
+
 def pairs() -> list[tuple[str, str]]:
     """Every domain with every method that serves it."""
     return [(domain, name) for domain in DOMAINS for name, method in METHODS.items() if method.serves(domain)]
@@ -264,4 +294,4 @@ def shared(config: RunConfig, settings: Settings) -> Settings:
 
 def family(method: str) -> str:
     """The method whose published settings a variant shares: `uat-no-kv` is of the family `uat`."""
-    return method.split("-")[0]
+    return method if is_address(method) else method.split("-")[0]

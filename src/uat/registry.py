@@ -40,6 +40,11 @@ def address_of(value: Any) -> str:
     return f"python:{value.__module__}:{value.__qualname__}"
 
 
+def can_be_imported(value: Any) -> bool:
+    """Whether another process finds the same class or function at its address."""
+    return value.__module__ != "__main__" and "<locals>" not in value.__qualname__
+
+
 def import_address(address: str) -> Any:
     """The object at an address; a ValueError says why there is none."""
     if (match := ADDRESS.fullmatch(address)) is None:
@@ -71,7 +76,8 @@ class Problem:
 
 
 class Registry(MutableMapping[str, Entry], Generic[Entry]):
-    """Entries by name.
+    """Entries by name. Code that is known by its address, or was handed over as an object, is found here, too, but not
+    listed.
 
     kind: what an entry is called in messages, such as "method"; group: the entry points that add to it;
     convert: makes an entry of what a package offers or an address names, or raises a ValueError or TypeError;
@@ -111,7 +117,7 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
     def __iter__(self) -> Iterator[str]:
         for name in list(self._offers()):
             self._load(name)
-        return iter(list(self._entries))
+        return iter([name for name in self._entries if ":" not in name])  # neither addresses nor objects
 
     def __len__(self) -> int:
         return len(list(iter(self)))
@@ -215,10 +221,21 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
         list(self)
         return list(self._problems)
 
+    def offered_as(self, value: Any) -> str | None:
+        """The name under which a package offers this very class or function, if one does."""
+        place = f"{value.__module__}:{value.__qualname__}"
+        return next((n for n, point in self._offers().items() if point.value == place and n in self), None)
+
+    def loaded(self) -> dict[str, Entry]:
+        """The entries that are there without importing anything."""
+        return dict(self._entries)
+
     def refusal(self, name: Any) -> str | None:
         """Why a name that is not there could be known and is not; None: nobody offers it."""
         if is_address(name):
             return f"the {self.kind} {name} is code, which is imported only if you say so: {TRUST}"
+        if isinstance(name, str) and name.startswith("object:"):
+            return f"the {self.kind} {name} was handed over as an object: hand it in again ({self.kind}=... in Python)"
         return next((p.sentence for p in self._problems if p.name == name and name not in self._entries), None)
 
 

@@ -5,6 +5,7 @@ Unknown columns are accepted, since later versions may add some. Code that recei
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from uat.files import NAME, FileError
 from uat.settings import shown
 
 Row = dict[str, Any]
+ENTRY_ADDRESS = re.compile(r"python:\w+(\.\w+)*:\w+(\.\w+)*|object:\w+")
 LARGEST = 1e100
 """Limit of a measured number, such that differences and squares are still finite."""
 MOST_TEXT = 500
@@ -101,26 +103,31 @@ def _rows_of(columns: Columns) -> Column:
 NUMBER = Column(f"a number between -{LARGEST:g} and {LARGEST:g}, or NaN", _is_number)
 TEXT = Column(f"printable text of at most {MOST_TEXT} characters", _is_text)
 NAME_COLUMN = Column("a name of letters, digits and . _ + = @ -", _is_name)
+ENTRY = Column(
+    "a name of letters, digits and . _ + = @ -, or an address such as python:module:name",
+    lambda value: _is_name(value) or (_is_text(value) and ENTRY_ADDRESS.fullmatch(value) is not None),
+)
+"""The name of a method or a domain."""
 WHOLE = Column("a whole number", _is_whole)
 COUNT = Column("a whole number, not negative", _is_count)
 FLAG = Column("true or false", lambda value: isinstance(value, bool))
 
-PLACE: Columns = {"domain": NAME_COLUMN, "task": NAME_COLUMN, "setting": TEXT}
+PLACE: Columns = {"domain": ENTRY, "task": NAME_COLUMN, "setting": TEXT}
 SCORES: Columns = {
     **PLACE,
     "run": TEXT,
-    "method": NAME_COLUMN,
+    "method": ENTRY,
     "split": TEXT,
     "seed": WHOLE,
     "metric": TEXT,
     "value": NUMBER,
     "n": COUNT,
 }
-HELD: Columns = {"other": NAME_COLUMN, "value": NUMBER, "low": NUMBER, "high": NUMBER, "p": NUMBER}
+HELD: Columns = {"other": ENTRY, "value": NUMBER, "low": NUMBER, "high": NUMBER, "p": NUMBER}
 """A difference from another method, inside a row of intervals."""
 INTERVALS: Columns = {
     **PLACE,
-    "method": NAME_COLUMN,
+    "method": ENTRY,
     "preset": TEXT,
     "split": TEXT,
     "metric": TEXT,
@@ -136,8 +143,8 @@ INTERVALS: Columns = {
 PAIRS: Columns = {
     **PLACE,
     "metric": TEXT,
-    "method": NAME_COLUMN,
-    "other": NAME_COLUMN,
+    "method": ENTRY,
+    "other": ENTRY,
     "difference": NUMBER,
     "low": NUMBER,
     "high": NUMBER,
@@ -147,8 +154,8 @@ PAIRS: Columns = {
     "seeds": _list_of(WHOLE),
 }
 EFFICIENCY: Columns = {
-    "method": NAME_COLUMN,
-    "domain": NAME_COLUMN,
+    "method": ENTRY,
+    "domain": ENTRY,
     "batch": COUNT,
     "preset": TEXT,
     "device": TEXT,
@@ -168,7 +175,7 @@ ATTENTION: Columns = {
     **dict.fromkeys(("value", "low", "high", "even"), NUMBER),
 }
 KINETICS: Columns = {
-    "method": NAME_COLUMN,
+    "method": ENTRY,
     "seed": WHOLE,
     "shifts": COUNT,
     "before": NUMBER,

@@ -11,6 +11,7 @@ Files are written under a temporary name and renamed; loading never unpickles.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import platform
 import subprocess
@@ -25,7 +26,8 @@ from torch import Tensor
 
 from uat import lock
 from uat.config import RunConfig, from_json, lookup, run_config_from_json, spec_from_json, spec_to_json, to_json
-from uat.domains import DOMAINS
+from uat.domains import DOMAINS, Domain
+from uat.domains import known_as as domain_known_as
 from uat.files import (
     FileError,
     append_rows,
@@ -37,9 +39,10 @@ from uat.files import (
     row_lines,
     write_atomically,
 )
-from uat.methods import METHODS, Method, Policy
+from uat.methods import METHODS, Method, Policy, known_as
+from uat.registry import is_address
 from uat.rows import EPOCHS, SCORES, SECONDS, check_row
-from uat.settings import checked, shown
+from uat.settings import checked, shown, with_current_names
 from uat.spec import Spec
 from uat.tensor_files import RunError, copied, first_not_finite, read_tensors, write_tensors
 
@@ -114,17 +117,16 @@ class Run:
                     self.path.rmdir()
 
     @staticmethod
-    def open(path: Path | str, name: str = "run") -> Run:
-        """The run of a folder; `name` is what the caller calls it."""
-        file = check_path(path, name) / "config.json"
-        if not file.is_file():
-            missing = "it has no config.json" if file.parent.exists() else "there is nothing of that name"
-            raise RunError(f"{file.parent} is not a run folder: {missing}")
+    def open(path: Path | str, name: str = "run", *, trust: bool = False) -> Run:
+        """The run of a folder.
+
+        name: what the caller calls the folder.
+        trust: import the code that the run's config names (`python:module:name`); it is refused otherwise.
+        """
+        file, data = read_config(path, name)
         try:
-            data = read_json(file)
-        except FileError as error:
-            raise RunError(str(error)) from None
-        try:
+            if checked(trust, bool, "trust"):
+                adopt_named(data)
             return Run(file.parent, run_config_from_json(data))
         except (ValueError, TypeError) as error:
             raise RunError(f"{file}: {error}") from None
@@ -153,6 +155,41 @@ class Run:
         return [check_row(parse_row(line, where), COLUMNS.get(name, {}), where) for line, where in places]
 
 
+def opened(run: Run | Path | str, *, trust: bool = False, domain: Domain | None = None) -> Run:
+    """The run itself, or that of a folder.
+
+    trust: import the code that the run's config names; it is refused otherwise.
+    domain: the object that the run was trained in, where nothing else leads to it.
+    """
+    given = None if domain is None else domain_known_as(checked(domain, Domain, "domain"))
+    run = run if isinstance(run, Run) else Run.open(run, trust=trust)
+    if given is not None:
+        name, settings = given
+        own = {"name": run.config.domain_name, **to_json(run.config.domain)}
+        if difference := first_difference({"name": name, **to_json(settings)}, own, ""):
+            raise RunError(f"{run.path} was not trained in the domain that was handed in: {difference}")
+    return run
+
+
+def read_config(path: Path | str, name: str = "run") -> tuple[Path, dict[str, Any]]:
+    """The file of a run's config and what it says, not yet looked at."""
+    file = check_path(path, name) / "config.json"
+    if not file.is_file():
+        missing = "it has no config.json" if file.parent.exists() else "there is nothing of that name"
+        raise RunError(f"{file.parent} is not a run folder: {missing}")
+    try:
+        return file, read_json(file)
+    except FileError as error:
+        raise RunError(str(error)) from None
+
+
+def adopt_named(data: Mapping[str, Any]) -> None:
+    """Import the code that a run's config names; whoever calls this trusts it."""
+    for key, registry in (("domain_name", DOMAINS), ("method_name", METHODS)):
+        if is_address(name := data.get(key)):
+            registry.adopt(cast(str, name))
+
+
 def describe(config: RunConfig) -> str:
     return (
         f"{config.method_name} on {config.domain_name}, preset {config.preset}, seed {config.seed}, {config.identity()}"
@@ -165,33 +202,41 @@ def describe(config: RunConfig) -> str:
 def save_policy(
     path: Path | str,
     policy: Policy,
-    method_name: str,
+    method_name: str | None = None,
     *,
     weights: Mapping[str, Tensor] | None = None,
     domain: Any = None,
 ) -> None:
     """Weights with all that is needed to act again: method, its config, the spec and so the reward's scale. One file,
-    which `load_policy` reads.
+    which `load_policy` reads. What that would refuse is refused here.
 
+    method_name: a registered name or an address; unset: the name under which the policy's class is registered, or else
+        its address, which `load_policy` imports only with trust=True.
     domain: config of the domain it was trained in, if it was one of ours.
     """
     path = check_path(path, "path")
-    _check_method(checked(policy, Policy, "policy"), method_name)
-    if domain is not None and type(domain) not in {entry.config for entry in DOMAINS.values()}:
+    kind = type(checked(policy, Policy, "policy"))
+    name = known_as(kind)[0] if method_name is None else method_name
+    method = _check_method(policy, name)
+    if domain is not None and not _is_config_of_a_domain(domain):
         raise ValueError(f"domain={shown(domain)} must be the config of a domain, or None")
     if weights is None or not checked(weights, Mapping, "weights"):
         weights = cast(Mapping[str, Tensor], policy.state_dict())
+    meta = {"method": name, "config": to_json(policy.config), "spec": spec_to_json(policy.spec)}
     try:
         check_weights(policy, weights)
-    except ValueError as error:
+        _check_description(method, policy, meta, weights)
+    except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path} was not written: {error}") from None
-    weights = copied(weights, torch.device("cpu"))
-    meta = {"method": method_name, "config": to_json(policy.config), "spec": spec_to_json(policy.spec)}
-    write_tensors(path, weights, {**meta, "domain": to_json(domain)})
+    write_tensors(path, copied(weights, torch.device("cpu")), {**meta, "domain": to_json(domain)})
 
 
-def _check_method(policy: Policy, name: str) -> None:
-    """Refuse a name under which `load_policy` would build another policy, or none."""
+def _is_config_of_a_domain(config: Any) -> bool:
+    return any(type(config) is entry.config for entries in (DOMAINS.loaded(), DOMAINS) for entry in entries.values())
+
+
+def _check_method(policy: Policy, name: str) -> Method:
+    """The method of this name; refused if `load_policy` would build another policy for it, or none."""
     method = METHODS[lookup("method_name", name, METHODS)]
     if type(policy) is not method.policy or type(policy.config) is not method.config:
         raise ValueError(
@@ -200,31 +245,61 @@ def _check_method(policy: Policy, name: str) -> None:
         )
     if replace(policy.config, **method.changes) != policy.config:
         raise ValueError(f"method_name={name!r} sets {dict(method.changes)}; the policy's config says otherwise")
+    return method
 
 
-def load_policy(path: Path | str) -> Policy:
-    """The policy of a run folder or of a policy file, ready to act."""
+def _check_description(method: Method, policy: Policy, meta: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+    """Refuse a policy that what is written of it does not describe: its settings and spec must come back from JSON as
+    they are, and build a policy of the same weights."""
+    said = json.loads(json.dumps(meta))
+    config, spec = from_json(method.config, said["config"], "method"), spec_from_json(said["spec"])
+    for what, own, back in (("settings", policy.config, config), ("spec", policy.spec, spec)):
+        if own != back:
+            raise ValueError(f"the policy's {what} {shown(own)} would be read back as {shown(back)}")
+    check_weights(empty_policy(method, spec, config), weights)
+
+
+def load_policy(path: Path | str, *, trust: bool = False) -> Policy:
+    """The policy of a run folder or of a policy file, ready to act. The domain it was trained in is not needed.
+
+    trust: import the code that the file names as its method (`python:module:name`); it is refused otherwise.
+    """
     path = check_path(path, "path")
+    checked(trust, bool, "trust")
     if not path.is_dir():
-        return _build(path, *read_tensors(path))
-    run = Run.open(path)
-    file = run.file("policy.safetensors")
+        return _build(path, *read_tensors(path), trust=trust)
+    config_file, data = read_config(path)
+    own = _own_sections(config_file, data, trust=trust)
+    file = path / "policy.safetensors"
     tensors, meta = read_tensors(file)
-    own = {"method": run.config.method_name, "config": to_json(run.config.method), "domain": to_json(run.config.domain)}
-    said = {
-        "method": meta.get("method") or own["method"],
-        "config": with_defaults(meta.get("config"), run.config.method),
-        "domain": with_defaults(meta.get("domain"), run.config.domain),
-    }
-    if difference := first_difference(said, own, ""):
-        raise RunError(f"{file} does not belong to {run.file('config.json')}: {difference}")
-    return _build(file, tensors, meta)
+    for name, section in own.items():
+        said = with_defaults(meta.get(name), section)
+        if difference := first_difference(said, to_json(section), name):
+            raise RunError(f"{file} does not belong to {config_file}: {difference}")
+    return _build(file, tensors, meta, trust=trust)
+
+
+def _own_sections(file: Path, data: Mapping[str, Any], *, trust: bool) -> dict[str, Any]:
+    """What a run's config says of its method, and of its domain where the domain's code is here."""
+    try:
+        name, domain = data.get("method_name"), data.get("domain_name")
+        if trust and is_address(name):
+            METHODS.adopt(cast(str, name))
+        if isinstance(domain, str) and domain not in DOMAINS:
+            method = METHODS[lookup("method", cast(str, name), METHODS)]
+            return {"method": name, "config": from_json(method.config, data.get("method"), "method")}
+        config = run_config_from_json(data)
+    except (ValueError, TypeError) as error:
+        raise RunError(f"{file}: {error}") from None
+    return {"method": config.method_name, "config": config.method, "domain": config.domain}
 
 
 def with_defaults(said: Any, section: Any) -> Any:
     """What a file says of a section of the run's config, or that itself if it says nothing; settings that have come
     since it was written are at their defaults."""
-    return {**to_json(type(section)()), **said} if said else to_json(section)
+    if not said or not dataclasses.is_dataclass(section) or not isinstance(said, Mapping):
+        return said or to_json(section)
+    return {**to_json(type(section)()), **with_current_names(type(section), said)}
 
 
 def first_difference(found: Any, expected: Any, name: str) -> str | None:
@@ -237,10 +312,8 @@ def first_difference(found: Any, expected: Any, name: str) -> str | None:
     return None if found == expected else f"its {name} is {found}, expected {expected}"
 
 
-def _build(file: Path, tensors: dict[str, Tensor], meta: dict[str, Any]) -> Policy:
-    if meta.get("method") not in METHODS:
-        raise RunError(f"{file} holds the method {meta.get('method')!r}, which this version does not know")
-    method = METHODS[meta["method"]]
+def _build(file: Path, tensors: dict[str, Tensor], meta: dict[str, Any], *, trust: bool = False) -> Policy:
+    method = _method_in(file, meta.get("method"), trust=trust)
     try:
         spec, config = spec_from_json(meta["spec"]), from_json(method.config, meta["config"], "method")
         check_weights(empty_policy(method, spec, config), tensors)
@@ -249,6 +322,23 @@ def _build(file: Path, tensors: dict[str, Tensor], meta: dict[str, Any]) -> Poli
     except (ValueError, TypeError, KeyError) as error:
         raise RunError(f"{file}: {error}") from None
     return policy.eval()
+
+
+def _method_in(file: Path, name: Any, *, trust: bool) -> Method:
+    """The method that a policy file names."""
+    try:
+        if trust and is_address(name):
+            return METHODS.adopt(name)
+        if isinstance(name, str) and name in METHODS:
+            return METHODS[name]
+    except ValueError as error:
+        raise RunError(f"{file}: {error}") from None
+    refusal = METHODS.refusal(name)
+    raise RunError(
+        f"{file} holds the method {name!r}, which this version does not know"
+        if refusal is None
+        else f"{file}: {refusal}"
+    )
 
 
 def empty_policy(method: Method, spec: Spec, config: Any) -> Policy:

@@ -14,6 +14,7 @@ import inspect
 import numbers
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, Literal
@@ -108,6 +109,46 @@ def check_settings_class(kind: Any, name: str) -> None:
 def first_sentence(value: Any) -> str:
     """What a class or function says of itself in the first line of its docstring; empty if it says nothing."""
     return (inspect.getdoc(value) or "").split("\n")[0].rstrip(".")
+
+
+def renamed(*old: str) -> dict[str, Any]:
+    """Metadata of a field that had other names, the oldest first: `field(default=0.7, metadata=renamed("decay"))`.
+
+    Files and command lines may still use the old names. Identities of runs, names of run folders and the settings in
+    rows keep the oldest one, so that a new name orphans nothing on disk.
+    """
+    return {"renamed": old}
+
+
+@lru_cache(maxsize=256)
+def current_names(kind: type[Any]) -> dict[str, str]:
+    """Old name -> current name, of the fields that were renamed."""
+    return {old: item.name for item in dataclasses.fields(kind) for old in item.metadata.get("renamed", ())}
+
+
+@lru_cache(maxsize=256)
+def original_names(kind: type[Any]) -> dict[str, str]:
+    """Current name -> oldest name, of all fields."""
+    return {item.name: (*item.metadata.get("renamed", ()), item.name)[0] for item in dataclasses.fields(kind)}
+
+
+def with_current_names(kind: type[Any], data: Mapping[str, Any], dot: str = "") -> dict[str, Any]:
+    """Settings read from a file, under the names that they have now."""
+    names = current_names(kind)
+    for old, new in names.items():
+        if old in data and new in data:
+            raise ValueError(f"{dot}{old} is the old name of {dot}{new}, and both are set: keep {dot}{new}")
+    return {names.get(name, name): value for name, value in data.items()}
+
+
+def changed_fields(config: Any) -> dict[str, Any]:
+    """The fields that are not at their defaults, under their oldest names."""
+    oldest = original_names(type(config))
+    return {
+        oldest[item.name]: getattr(config, item.name)
+        for item in dataclasses.fields(config)
+        if getattr(config, item.name) != item.default
+    }
 
 
 def checked(value: Any, hint: Any, name: str) -> Any:

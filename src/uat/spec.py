@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -21,11 +22,18 @@ class Checked:
         check_fields(self, f"{type(self).__name__}.")
 
 
+# ---------------------------------------------------------------- what is observed
+
+
 @dataclass(frozen=True, slots=True)
 class Vector(Checked):
     """Observations are vectors: (B, T, width) floats."""
 
     width: Count
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.width,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +41,10 @@ class Items(Checked):
     """Observations are item ids: (B, T) integers in [0, count), -1 where there is none."""
 
     count: Count
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +54,79 @@ class Assets(Checked):
     count: Count
     features: Count
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.count, self.features)
+
+
+@dataclass(frozen=True, slots=True)
+class Named(Checked):
+    """Observations are dictionaries with a part for each name. They travel as one row of floats, (B, T, width): `pack`
+    lays the parts side by side, in the order of their names, and `unpack` takes them apart again."""
+
+    parts: Mapping[str, Vector | Items | Assets]
+
+    def __post_init__(self) -> None:
+        check_fields(self, "Named.")
+        if not self.parts:
+            raise ValueError("Named.parts={} must name at least one part")
+        for name, part in self.parts.items():
+            checked(name, str, "the name in Named.parts")
+            checked(part, Vector | Items | Assets, f"Named.parts[{name!r:.40}]")
+            if isinstance(part, Items) and part.count > MOST_PACKED_ITEMS:
+                raise ValueError(f"Named.parts[{name!r:.40}]={part} must have at most {MOST_PACKED_ITEMS} items")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """In the order in which parts lie in a row."""
+        return tuple(sorted(self.parts))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (sum(math.prod(part.shape) for part in self.parts.values()),)
+
+    def pack(self, values: Mapping[str, Tensor]) -> Tensor:
+        """(..., width) floats; ids are counted from 1, so that a row of zeros holds no item."""
+        if values.keys() != self.parts.keys():
+            raise ValueError(
+                f"obs: expected the parts {', '.join(self.names)}, got {', '.join(map(str, sorted(values)))}"
+            )
+        rows = []
+        for name in self.names:
+            part, value = self.parts[name], values[name]
+            lead = value.shape[: value.dim() - len(part.shape)]
+            rows.append((value + 1 if isinstance(part, Items) else value).reshape((*lead, -1)).float())
+        return torch.cat(rows, dim=-1)
+
+    def unpack(self, row: Tensor) -> dict[str, Tensor]:
+        """Each part in its own shape: ids as integers, all else as it came."""
+        sizes = [math.prod(self.parts[name].shape) for name in self.names]
+        found = {}
+        for name, value in zip(self.names, row.split(sizes, dim=-1), strict=True):
+            part = self.parts[name]
+            value = value.reshape((*row.shape[:-1], *part.shape))
+            found[name] = value.round().long() - 1 if isinstance(part, Items) else value
+        return found
+
+
+Observations = Vector | Items | Assets | Named
+MOST_PACKED_ITEMS = 2**24 - 1
+"""Whole numbers up to 2^24 are floats without rounding."""
+
+
+# ---------------------------------------------------------------- what may be done
+
 
 @dataclass(frozen=True, slots=True)
 class Discrete(Checked):
     """Actions are ids: integers in [0, count), -1 where there is none."""
 
     count: Count
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers say a distribution over actions: logits."""
+        return self.count
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +135,50 @@ class Weights(Checked):
 
     count: Count
 
+    @property
+    def numbers(self) -> int:
+        """How many numbers say a distribution over actions: logits."""
+        return self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Box(Checked):
+    """Actions are vectors of numbers between two limits each, such as torques; zeros where there is none."""
+
+    low: tuple[Number, ...]
+    high: tuple[Number, ...]
+
+    def __post_init__(self) -> None:
+        check_fields(self, "Box.")
+        if len(self.low) != len(self.high) or not self.low:
+            raise ValueError(f"Box.low={self.low} and Box.high={self.high} must hold as many limits, at least one")
+        if any(low >= high for low, high in zip(self.low, self.high, strict=True)):
+            raise ValueError(f"Box.low={self.low} must lie below Box.high={self.high} in every place")
+
+    def refuse_mask(self) -> None:
+        """Called where a mask is given."""
+        raise ValueError(f"allowed: actions of {self} cannot be masked: none of them has a number")
+
+    @property
+    def count(self) -> int:
+        """Numbers of one action."""
+        return len(self.low)
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers say a distribution over actions: means and log-deviations."""
+        return 2 * len(self.low)
+
+
+Actions = Discrete | Weights | Box
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
     """The shape of one decision problem: all that a method needs to know of a domain."""
 
-    obs: Vector | Items | Assets
-    action: Discrete | Weights
+    obs: Vector | Items | Assets | Named
+    action: Discrete | Weights | Box
     horizon: Steps
     """Steps of one episode."""
     reward_scale: Number = 1.0
@@ -74,6 +190,11 @@ class Spec:
     """Facts of a step that a method may ask for, with their shapes; all other facts are hidden from methods."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.action, Vector):
+            raise ValueError(
+                f"Spec.action={self.action} is for observations: actions that are vectors are a Box with limits for "
+                f"each number, such as Box(low=(-1.0,) * {self.action.width}, high=(1.0,) * {self.action.width})"
+            )
         check_fields(self, "Spec.")
         for name, shape in self.facts.items():
             checked(name, str, "the name in Spec.facts")

@@ -1,4 +1,4 @@
-"""`uat bench`: rows that hold together, ratios with known answers, and nothing missing in silence."""
+"""`uat bench`: consistent rows, ratios with known answers, and a reason for every missing measurement."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.builders import IN_THE_DARK, Watch
 from uat.bench import Bench
 from uat.bench.__main__ import main as plain_main
 from uat.bench.cases import CASES, FULL, QUICK, Training, settings
-from uat.bench.losses import PATHS, Loss, unfit
+from uat.bench.losses import PATHS, Loss, unsupported_reason
 from uat.bench.peers import MOST, PEERS, load
 from uat.bench.recompute import Recomputing
 from uat.bench.report import case_rows, tables
@@ -37,7 +37,7 @@ Captured = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def no_peers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether or not they are installed."""
+    """Make the imports of the peers' libraries fail, whether or not they are installed."""
     for library in {library for library, _ in PEERS.values()}:
         monkeypatch.setitem(sys.modules, library, None)
 
@@ -51,7 +51,7 @@ def row(path: str, value: float, **other: Any) -> Row:
 
 
 def test_what_was_measured_before_a_kill_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A case at a time, so that a run that is cut short loses one."""
+    """The file is written case by case, so that an interrupted run loses only one."""
 
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
@@ -97,11 +97,11 @@ def test_both_losses_do_the_same_work() -> None:
 
 
 def test_logits_that_do_not_fit_are_not_tried() -> None:
-    reason = unfit("whole", 1 << 20, 1 << 20, CPU)
+    reason = unsupported_reason("whole", 1 << 20, 1 << 20, CPU)
     assert reason is not None
     assert "16384.0 GiB" in reason
-    assert unfit("pieces", 1 << 20, 1 << 20, CPU) is None
-    assert unfit("whole", 10, 10, CPU) is None
+    assert unsupported_reason("pieces", 1 << 20, 1 << 20, CPU) is None
+    assert unsupported_reason("whole", 10, 10, CPU) is None
 
 
 @pytest.mark.usefixtures("no_peers")
@@ -244,7 +244,7 @@ def test_tables_are_grouped_by_case_and_name_what_is_absent() -> None:
 
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
-    """Time passes only where somebody sleeps."""
+    """A fake clock that advances only in sleep."""
     watch = Watch()
     monkeypatch.setattr("uat.bench.timing.time", watch)
     return watch
@@ -311,7 +311,7 @@ def test_one_thread_is_claimed_for_numpy_only_where_it_obeys(monkeypatch: pytest
 
 @pytest.mark.parametrize("method", IN_THE_DARK)
 def test_the_cached_step_that_is_timed_decides_what_the_twin_decides(method: str) -> None:
-    """And every call sees the same context, however often it is repeated."""
+    """Every call sees the same context, no matter how often it is repeated."""
     stepping = Stepping(settings(method, QUICK, "fp32"), 3, 12, CPU)
     said: dict[str, list[torch.Tensor]] = {"twin": [], "policy": []}
     step, twin_step = stepping.policy.step, Recomputing.step
@@ -348,7 +348,7 @@ def test_a_step_can_be_repeated_at_the_edge_of_its_memory() -> None:
 
 
 def test_what_is_captured_sees_the_same_context_at_each_replay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A capture warms up by calling three times; nothing may run past the memory. Here it only calls."""
+    """Replaces capture, which calls three times to warm up: repeated calls must not run past the memory."""
 
     def capture(function: Any) -> Any:
         for _ in range(3):
@@ -411,14 +411,14 @@ def test_peers_that_are_installed_can_be_called_again_and_again(name: str) -> No
 def test_d3rlpy_says_where_it_is_no_peer() -> None:
     config, (_, build) = settings("uat", QUICK, "fp32"), PEERS["d3rlpy"]
     spec = config.build_domain().spec
-    assert build(spec, config.method, 2, 6, CPU) == "it acts in one stream alone"
+    assert build(spec, config.method, 2, 6, CPU) == "it supports one stream only"
     assert build(spec, config.method, 1, MOST + 1, CPU) == "beyond 1024 steps its attention weights take gigabytes"
     weights = replace(spec, action=Weights(3))
     assert build(weights, config.method, 1, 6, CPU) == "it takes vectors and discrete actions"
 
 
 def test_d3rlpy_sees_as_many_steps_as_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the first call that is timed, and at each after it; before that its network is never asked."""
+    """The network runs at each timed call, and never before the first one."""
     library = pytest.importorskip("d3rlpy")
     seen: list[int] = []
     predict = library.algos.DiscreteDecisionTransformer.predict

@@ -1,4 +1,4 @@
-"""The slow twin of streaming plays the same game, slowly."""
+"""The recomputing baseline plays the same episodes as the cached step."""
 
 import time
 from typing import Any

@@ -17,7 +17,7 @@ from uat.domains import DOMAINS, Domain, split_seed
 from uat.engines.rollout import RolloutRunner
 from uat.episode import Step, Trajectory
 from uat.recipes import pairs, recipe
-from uat.spec import Assets, Discrete, Items, Spec, Vector
+from uat.spec import Discrete, Items, Spec
 
 B, SEED = 12, 7
 SPLITS = ("train", "validation", "test")
@@ -130,13 +130,7 @@ def test_splits_show_different_worlds(domain: Domain) -> None:
 def test_rollouts_fit_the_spec(domain: Domain) -> None:
     spec, trajectory = domain.spec, random_play(domain)
     shape = (B, spec.horizon)
-    match spec.obs:
-        case Vector(width):
-            expected = (*shape, width), torch.float32
-        case Assets(count, features):
-            expected = (*shape, count, features), torch.float32
-        case Items():
-            expected = shape, torch.int64
+    expected = (*shape, *spec.obs.shape), torch.int64 if isinstance(spec.obs, Items) else torch.float32
     assert (tuple(trajectory.obs.shape), trajectory.obs.dtype) == expected
     ids = isinstance(spec.action, Discrete)
     for value in (trajectory.action, trajectory.required_target):

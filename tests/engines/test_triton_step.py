@@ -20,7 +20,7 @@ import triton.language as tl
 
 from tests.builders import crossed, interpreted, random_batch, randomise
 from uat.bench.steps import plain
-from uat.contracts import choose
+from uat.distributions import choose
 from uat.engines import kernels, plan
 from uat.engines.fused import PackedCache, fused_view, utility_of
 from uat.engines.triton import step as triton_step

@@ -137,7 +137,7 @@ def test_the_interval_holds_the_truth_with_gaps_that_differ_from_seed_to_seed() 
 
 @pytest.mark.parametrize("block", [2.0, 5.0])
 def test_blocks_give_the_variance_that_the_stationary_bootstrap_draws(block: float) -> None:
-    """An explicit stationary bootstrap: go on with the next episode (on a circle), or jump with probability 1/block."""
+    """An explicit stationary bootstrap: take the next episode (on a circle), or jump with probability 1 / block."""
     rng, count, draws = np.random.default_rng(0), 40, 20_000
     y = np.convolve(rng.normal(size=count + 3), np.ones(4), "valid")
     jump = rng.random((draws, count)) < 1 / block

@@ -50,7 +50,7 @@ def assert_same_logits(found: Tensor, expected: Tensor) -> None:
 # ---------------------------------------------------------------- the equations
 
 
-def tokens_of(w: reference.Named, policy: DT, batch: Batch, b: int) -> tuple[list[Tensor], list[int]]:
+def tokens_of(w: reference.Weights, policy: DT, batch: Batch, b: int) -> tuple[list[Tensor], list[int]]:
     """x of every token of one episode, and which of them are observations."""
     start, earned = 0 if batch.start is None else int(batch.start[b]), torch.zeros((), dtype=torch.float64)
     x, seen_at = [], []
@@ -66,7 +66,7 @@ def tokens_of(w: reference.Named, policy: DT, batch: Batch, b: int) -> tuple[lis
     return [reference.layer_norm(w, "backbone.norm", x_i) for x_i in x], seen_at
 
 
-def action_of(w: reference.Named, a: Tensor) -> Tensor:
+def action_of(w: reference.Weights, a: Tensor) -> Tensor:
     if "action.weight" in w:
         return reference.one_hot(a, len(w["action.weight"])) @ w["action.weight"]
     return w["action.linear.weight"] @ a.double()

@@ -15,7 +15,7 @@ from tests.reference import embed, feed_forward, layer_norm, softmax
 from uat.episode import Batch
 from uat.methods.gtrxl import GTrXL, GTrXLConfig
 from uat.recipes import recipe
-from uat.spec import Assets, Items, Spec, Vector, Weights
+from uat.spec import Items, Named, Observations, Spec, Weights
 
 every_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 POISON = 1e18
@@ -206,20 +206,24 @@ def num_parameters(policy: GTrXL) -> int:
     return sum(p.numel() for p in policy.parameters())
 
 
+def encoder_parameters(space: Observations, d: int) -> int:
+    match space:
+        case Items(count):
+            return count * d
+        case Named(parts):
+            return sum(encoder_parameters(part, d) for part in parts.values())
+        case _:
+            return (math.prod(space.shape) + 1) * d
+
+
 @pytest.mark.parametrize("memory", [None, 2])
 @pytest.mark.parametrize(("d", "heads", "layers", "d_ff"), [(12, 3, 2, 10), (64, 4, 3, 128), (7, 1, 1, 5)])
 @every_spec
 def test_parameter_counts(spec: Spec, d: int, heads: int, layers: int, d_ff: int, memory: int | None) -> None:
     """Per layer: 5 d² of attention, 12 d² of gates, a feed-forward network, and vectors; memory costs none."""
-    match spec.obs:
-        case Vector(width):
-            encoder = (width + 1) * d
-        case Assets(count, features):
-            encoder = (count * features + 1) * d
-        case Items(count):
-            encoder = count * d
+    encoder = encoder_parameters(spec.obs, d)
     layer = 17 * d**2 + 2 * d * d_ff + d_ff + 10 * d
-    expected = encoder + 2 * d + layers * layer + 2 * d + (d + 1) * spec.action.count
+    expected = encoder + 2 * d + layers * layer + 2 * d + (d + 1) * spec.action.numbers
     sizes: dict[str, Any] = {"d_model": d, "num_heads": heads, "num_layers": layers, "d_ff": d_ff}
     policy = build("gtrxl", spec, memory=memory, **sizes)
     assert isinstance(policy, GTrXL)

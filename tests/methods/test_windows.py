@@ -113,6 +113,26 @@ def test_streams_restarted_in_the_middle_begin_anew(case: str, positions: str) -
         torch.testing.assert_close(torch.stack(found, 1)[b], expected, **EXACT)
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_a_windowed_step_reads_no_value_on_the_host(case: str) -> None:
+    """Meta tensors hold no values, so that whatever would block a CUDA graph raises here."""
+    policy = windowed(case, "rotary", 4).to("meta")
+    state = policy.init_state(3, STEPS, "meta")
+    with torch.no_grad():
+        for moment in moments(random_batch(policy.spec, steps=6)):
+            logits_BA, state = policy.step(state, moment.to("meta"))
+            assert logits_BA.shape == (3, policy.spec.action.count)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", ["uat", "dt"])
+def test_less_precise_weights_stream_within_their_rounding(case: str, dtype: torch.dtype) -> None:
+    policy = windowed(case, "rotary", 4).to(dtype)
+    batch = episodes(policy)
+    found, expected = stream(policy, batch).float(), logits(policy, batch).float()
+    assert (found - expected).abs().max() < (1e-5 if dtype == torch.float32 else 0.1) * expected.abs().max()
+
+
 def test_poison_in_slots_of_no_step_changes_nothing() -> None:
     policy = windowed("uat", "rotary", 4)
     found = []

@@ -88,7 +88,7 @@ def test_any_other_name_is_a_path() -> None:
         assert check_path(name, "path") == Path(name)
 
 
-@pytest.mark.parametrize("value", [None, 3, "uat", object(), Odd(), [], torch.zeros(2), uat.RunConfig])
+@pytest.mark.parametrize("value", [None, 3, object(), Odd(), [], torch.zeros(2), uat.RunConfig])
 def test_what_is_no_config_is_not_trained(value: Any) -> None:
     with pytest.raises(ValueError, match=r"^config=.* must be RunConfig"):
         uat.train(value, "out")
@@ -103,7 +103,7 @@ BAD_SAVES: dict[str, tuple[Callable[[], Any], str]] = {
     "a module": (lambda: uat.save("p", torch.nn.ReLU(), "uat"), "policy=ReLU() must be Policy"),  # pyright: ignore[reportArgumentType]
     "another method": (lambda: uat.save("p", policy(), "vanilla"), "is a Vanilla with a VanillaConfig; the policy is"),
     "unknown method": (lambda: uat.save("p", policy(), "wat"), "unknown method_name 'wat'"),
-    "no method": (lambda: uat.save("p", policy(), None), "method_name=None must be str"),  # pyright: ignore[reportArgumentType]
+    "no method": (lambda: uat.save("p", policy(), 3), "method_name=3 must be str"),  # pyright: ignore[reportArgumentType]
     "an ablation": (lambda: uat.save("p", policy(), "uat-no-action"), "sets {'sees_action': False}; the policy's"),
     "no weights": (lambda: uat.save("p", policy(), "uat", weights=3), "weights=3 must be Mapping"),  # pyright: ignore[reportArgumentType]
     "a tensor of weights": (

@@ -25,7 +25,7 @@ from uat.paper.report.writing import write_report
 from uat.paper.studies.cells import Cell
 from uat.paper.studies.files import SCORE_KEY, Results
 from uat.paper.studies.options import Reproduce, settings_of
-from uat.paper.studies.probes import PROBES, file_of, seen
+from uat.paper.studies.probes import PROBES, file_of, read_trace
 from uat.paper.studies.work import Outcome, Reference, keep_failure
 from uat.rows import EFFICIENCY, INTERVALS, PAIRS, SCORES, Columns, check_row
 from uat.runs import Run
@@ -121,7 +121,7 @@ def test_the_committed_rows_and_traces_are_read() -> None:
     for kind in KINDS:
         assert read(kind, COMMITTED)
     for probe in PROBES:
-        assert seen(COMMITTED, probe) is not None
+        assert read_trace(COMMITTED, probe) is not None
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -246,10 +246,10 @@ def test_a_damaged_trace_gets_one_sentence(probe: str, tmp_path: Path) -> None:
     odd = [*ODD_ROWS, *([{**row, name: {"a": 1}}] for name in used)]
     for rows in odd:
         write_tensors(file, arrays, {"rows": rows, "runs": ["a"]})
-        refused(lambda: seen(tmp_path, probe), file)
+        refused(lambda: read_trace(tmp_path, probe), file)
     for runs in (None, 7, [7], {}):
         write_tensors(file, arrays, {"rows": meta["rows"], "runs": runs})
-        refused(lambda: seen(tmp_path, probe), file)
+        refused(lambda: read_trace(tmp_path, probe), file)
     drawn = {"attention": "told", "kinetics": "uat/accuracy", "gate": "daily/day"}[probe]
     x = arrays[drawn]
     odd_arrays = [
@@ -262,9 +262,9 @@ def test_a_damaged_trace_gets_one_sentence(probe: str, tmp_path: Path) -> None:
     ]
     for array in odd_arrays:
         write_tensors(file, {**arrays, drawn: array}, {"rows": meta["rows"], "runs": ["a"]})
-        refused(lambda: seen(tmp_path, probe), file)
+        refused(lambda: read_trace(tmp_path, probe), file)
     write_tensors(file, {k: v for k, v in arrays.items() if k != drawn}, {"rows": meta["rows"], "runs": ["a"]})
-    assert "has no array" in refused(lambda: seen(tmp_path, probe), file)
+    assert "has no array" in refused(lambda: read_trace(tmp_path, probe), file)
 
 
 # ---------------------------------------------------------------- run folders

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save
 
 import uat
-from tests.builders import PAIRS, SPECS, build, small_config
+from tests.builders import ALL_SPECS, PAIRS, SPECS, build, small_config
 from uat import memory
 from uat.cli import main
 from uat.domains.darkroom import DarkRoom, DarkRoomConfig
@@ -119,10 +119,10 @@ def test_the_machine_says_how_much_memory_it_has() -> None:
 @pytest.mark.parametrize(("method", "spec"), [pair for pair, reason in PAIRS.items() if not reason])
 def test_an_empty_policy_has_the_shapes_of_a_real_one_and_no_values(method: str, spec: str) -> None:
     config, before = small_config(method), torch.random.get_rng_state()
-    empty = empty_policy(METHODS[method], SPECS[spec], config).state_dict()
+    empty = empty_policy(METHODS[method], ALL_SPECS[spec], config).state_dict()
     assert torch.equal(torch.random.get_rng_state(), before)
     assert all(weight.is_meta for weight in empty.values())
-    real = build(method, SPECS[spec], dtype=torch.float32).state_dict()
+    real = build(method, ALL_SPECS[spec], dtype=torch.float32).state_dict()
     assert {name: (x.shape, x.dtype) for name, x in empty.items()} == {n: (x.shape, x.dtype) for n, x in real.items()}
 
 

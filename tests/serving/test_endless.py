@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import pickle
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -124,3 +127,71 @@ def test_a_capacity_that_is_given_is_kept() -> None:
 def test_without_a_window_or_with_a_table_a_session_holds_an_episode(settings: dict[str, Any]) -> None:
     session = Session(build_random("uat", replace(spec), **settings))
     assert session.capacity == spec.horizon
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["fast", "cached"])
+def test_a_long_stream_grows_neither_in_memory_nor_in_time(path: str) -> None:
+    """What `benchmarks/endless.py` measures over a million steps, over some thousands."""
+    file = Path(__file__).parents[2] / "benchmarks" / "endless.py"
+    found = importlib.util.spec_from_file_location("endless", file)
+    assert found is not None
+    assert found.loader is not None
+    endless = importlib.util.module_from_spec(found)
+    sys.modules["endless"] = endless  # dataclasses look their module up
+    found.loader.exec_module(endless)
+    result = endless.measure(20_000 if path == "fast" else 6_000, 256, path)
+    assert result.largest_difference < 1e-10
+    assert abs(result.last_state_bytes - result.first_state_bytes) < 100
+    assert result.last_rss_mb - result.first_rss_mb < 8
+    assert result.ratio_to_young < 1.05
+
+
+# ---------------------------------------------------------------- problems without a horizon
+
+
+def endless_problem() -> Any:
+    problem = replace(spec)
+    object.__setattr__(problem, "horizon", None)
+    return problem
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "message"),
+    [
+        ("uat", {}, r"positions='learned' need a table of some length, .* set max_positions, or positions='rotary'"),
+        ("dt", {"positions": "rotary"}, r"return_scale is unset, which means one over the horizon"),
+        ("gtrxl", {}, r"memory is unset, which means the horizon"),
+    ],
+)
+def test_what_needs_a_horizon_says_which_setting_stands_in_for_it(
+    method: str, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(method, endless_problem(), **settings)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("uat", ENDLESS_SETTINGS["rotary"]),
+        ("vanilla", ENDLESS_SETTINGS["none"]),
+        ("adt", {"context": 4, "max_positions": 9, "past_table": "clamp"}),
+        ("dt", ENDLESS_SETTINGS["rotary"] | {"return_scale": 0.1}),
+        ("gtrxl", {"memory": 4}),
+    ],
+)
+def test_problems_without_a_horizon_are_acted_in(method: str, settings: dict[str, Any]) -> None:
+    policy = build_random(method, endless_problem(), **settings)
+    told = random_trajectory(spec, steps=STEPS, masked=False, whole=True)
+    found = torch.stack(played(Session(policy, streams=3), told, range(STEPS)), dim=1)
+    with torch.no_grad():
+        expected = policy.logits(spec.clock.batch(told)).softmax(-1)
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-10)
+
+
+def test_a_growing_memory_asks_for_a_capacity_where_there_is_no_horizon() -> None:
+    policy = build_random("uat", endless_problem(), positions="rotary")
+    with pytest.raises(ValueError, match=r"capacity: the problem has no horizon, .* of this UAT grows"):
+        Session(policy)
+    assert Session(policy, capacity=20).capacity == 20

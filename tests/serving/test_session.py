@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.builders import SPECS, build_random, largest, random_trajectory
 from uat.acting import rollout
-from uat.contracts import choose
+from uat.distributions import choose
 from uat.domains.darkroom import DarkRoom, DarkRoomConfig
 from uat.engines import NumpyEngine
 from uat.episode import Trajectory

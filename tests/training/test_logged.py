@@ -17,7 +17,7 @@ from tests.builders import CPU, SPECS
 from tests.training.test_trainer import Crash, crash_at, last_weights, numbers, saved_weights, tiny
 from uat.acting import Behaviour, rollout
 from uat.config import RunConfig, TrainConfig, override
-from uat.contracts import choose
+from uat.distributions import choose
 from uat.domains import split_seed
 from uat.engines.rollout import RolloutRunner
 from uat.episode import Batch, Losses, Step, Trajectory

@@ -22,7 +22,7 @@ from uat.paper.mechanism import kinetics_of
 from uat.paper.next_item import NextItemConfig, Sequences, learn
 from uat.paper.studies import efficiency
 from uat.paper.studies.cells import Cell
-from uat.paper.studies.work import Reference, do
+from uat.paper.studies.work import Reference, run_job
 from uat.runs import Run
 from uat.tensor_files import read_tensors
 from uat.threads import MOST, VARIABLE, ThreadsWarning, cpu_threads, thread_count
@@ -125,7 +125,7 @@ EVERYTHING: dict[str, Callable[[Run, Path, int | None], Any]] = {
     "evaluate": lambda run, out, n: uat.evaluate(run, episodes=4, device="cpu", threads=n),
     "audit": lambda run, out, n: uat.audit(uat.load(run.path), episodes=4, threads=n),
     "session": lambda run, out, n: session(run, n),
-    "job of a grid": lambda run, out, n: do(
+    "job of a grid": lambda run, out, n: run_job(
         Reference(cell=Cell(config=tiny(), task="gradual")), out, out / "note", "cpu", n
     ),
 }

@@ -1,4 +1,4 @@
-"""Speed of every path beside its slow twin and its peers, in one run: `uat bench`, or `python -m uat.bench`."""
+"""Benchmark every execution path against the plain one and other libraries: `uat bench`, or `python -m uat.bench`."""
 
 from uat.bench.options import Bench
 from uat.bench.run import bench

@@ -1,4 +1,4 @@
-"""What is measured once and apart from the rest: memory, and the cold start."""
+"""Measurements that are made once and separately: memory, and the cold start."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from uat.bench.steps import Stepping, state_bytes
 from uat.bench.timing import Call, once
 from uat.config import RunConfig
 
-Found = tuple[str, int, int, str, float | str, str]
-"""path, batch, context, metric, value (or why there is none), unit"""
+Measurement = tuple[str, int, int, str, float | str, str]
+"""path, batch, context, metric, value (or the reason why there is none), unit"""
 
 
-def memory(config: RunConfig, sizes: Sizes, device: torch.device) -> Iterator[Found]:
-    """Peaks are above what was taken before the training was set up; its first call, captures included, is in them.
+def memory(config: RunConfig, sizes: Sizes, device: torch.device) -> Iterator[Measurement]:
+    """Peak memory of training and rollout on CUDA, and the size of one stream's state by context length.
 
-    A rollout on a CPU has no peak that torch could tell, so there `state` alone is measured: what one stream's past
-    takes, by its length.
+    Peaks are relative to the memory in use before the training is set up, and include its first call with all captures.
+    On a CPU torch reports no peak, so only `state` is measured.
     """
     for path in training_paths(device) if device.type == "cuda" else ():
         for metric, use in (("training peak", Training.epoch), ("inference peak", Training.rollout)):
@@ -33,7 +33,7 @@ def memory(config: RunConfig, sizes: Sizes, device: torch.device) -> Iterator[Fo
 
 
 def peak(build: Callable[[], Training], use: Callable[[Training], Any], device: torch.device) -> float | str:
-    """MiB, or why the path cannot be taken."""
+    """Peak memory in MiB, or the reason why the path is not available."""
     gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated(device)
@@ -46,9 +46,9 @@ def peak(build: Callable[[], Training], use: Callable[[Training], Any], device: 
     return (torch.cuda.max_memory_allocated(device) - before) / 2**20
 
 
-def cold(config: RunConfig, sizes: Sizes, device: torch.device) -> Iterator[Found]:
-    """The first epoch of a training on each path: its captures, and what it compiles (Triton keeps that on disk)."""
-    Training(config, "cached", device).epoch()  # torch's own start belongs to no path
+def cold(config: RunConfig, sizes: Sizes, device: torch.device) -> Iterator[Measurement]:
+    """Time of a training's first epoch on each path, with captures and compilation (which Triton caches on disk)."""
+    Training(config, "cached", device).epoch()  # so that no path includes the start of torch itself
     for path in training_paths(device):
         training = Training(config, path, device)
         value = training.reason or once(Call(training.epoch), device)

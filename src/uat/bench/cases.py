@@ -1,7 +1,7 @@
-"""What is timed: rollout, optimize and epoch as training runs them; `steps` has the single step. Paths:
+"""The timed cases: rollout, optimize and epoch as in training (the single step is in `steps`). Paths:
 
-recompute   the slow twin: the whole history at each step, launch by launch
-cached      keys and values are kept, launch by launch
+recompute   baseline: the whole history is recomputed at each step, in eager mode
+cached      with a KV cache, in eager mode
 graph       cached, captured as CUDA graphs
 fast        the fused step, or a rollout in one launch; on CUDA captured as well
 """
@@ -28,36 +28,36 @@ from uat.runs import Run
 from uat.training.trainer import Trainer
 
 CASES = {
-    "rollout": "draw the worlds of a batch and play one episode in each",
+    "rollout": "draw a batch of worlds and play one episode in each",
     "optimize": "one optimizer step on the episodes of a batch: loss, gradient, clipping, Adam",
     "epoch": "rollout, then optimize",
-    "together": "an epoch of one seed, and of three seeds side by side: the mean of fifty",
-    "step": "one decision in every stream, when `context` steps have been seen with it",
-    "memory": "most CUDA memory of an epoch and of a rollout, and what a stream's past takes",
-    "loss": "cross-entropy over so many items, forwards and backwards, with whole logits and some rows at a time",
-    "cold": "the first call, with all that it captures, compiles or packs",
+    "together": "an epoch of one seed, and of three seeds side by side (mean of fifty epochs)",
+    "step": "one decision in every stream, with `context` steps including the present one",
+    "memory": "peak CUDA memory of an epoch and of a rollout, and the size of a stream's state",
+    "loss": "forward and backward pass of cross-entropy over many items, with all logits at once or in blocks of rows",
+    "cold": "the first call, including capture, compilation and packing of weights",
 }
-"""Every case, and what one call of it does."""
+"""Each case, with a description of one call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
     preset: str = "paper"
     batch: int = 256
-    """Worlds of a rollout, an optimize step and an epoch."""
+    """Number of worlds in a rollout, an optimize step and an epoch."""
     context: int = 60
-    """Steps of an episode, and the context at which batches of a step are compared."""
+    """Steps of an episode, and the context at which steps of different batch sizes are compared."""
     batches: tuple[int, ...] = (1, 64, 1024)
-    """Streams of a step."""
+    """Numbers of streams in a step."""
     contexts: tuple[int, ...] = (60, 256, 1024, 4096)
-    """Context of a step in one stream."""
+    """Context lengths of a step with one stream."""
     items: tuple[int, ...] = (10_000, 60_000)
-    """Sizes of the vocabulary that a loss is over."""
+    """Vocabulary sizes of the loss."""
     rows: tuple[int, int] = (256, 50)
-    """Episodes and steps of that loss."""
+    """Episodes and steps of the loss."""
 
     def steps(self) -> list[tuple[int, int]]:
-        """(batch, context) of every step that is timed."""
+        """(batch, context) of every timed step."""
         return list(dict.fromkeys([*((b, self.context) for b in self.batches), *((1, c) for c in self.contexts)]))
 
 
@@ -71,14 +71,16 @@ def settings(method: str, sizes: Sizes, precision: str) -> RunConfig:
 
 
 SEEDS = 3
-"""Seeds that train side by side."""
+"""Number of seeds that train side by side."""
 EPOCHS = 50
-"""Epochs of each that are timed as one, as training hands them over without waiting."""
+"""Number of epochs that are timed as one call, since training launches epochs without waiting for the GPU."""
 
 
 class Training:
-    """One training on one path, as the trainer runs it; the slow paths are put together from the same parts. Each call
-    has worlds of its own, whose noise is drawn as in training."""
+    """One training on one path, as the trainer runs it; the slow paths are built from the same parts.
+
+    Each call plays new worlds, with noise drawn as in training.
+    """
 
     def __init__(
         self,
@@ -96,7 +98,7 @@ class Training:
         self.path, self.device = path, device
         self.policy, self.rollouts, engine = trainer.policy, trainer.rollouts, trainer.engine
         self.reason = engine.refused
-        """Why this path cannot be taken; None if it can."""
+        """Why this path is unsupported; None if it is supported."""
         self._epoch = trainer.epoch(engine.learner.phases()[0])
         if path != "fast":
             self.rollouts.simulator = trainer.domain.simulator("train", device)
@@ -122,7 +124,7 @@ class Training:
             self._epoch.updates.plain(self.rollout())
 
     def optimizing(self) -> Call:
-        """An optimize step on episodes that have been played."""
+        """An optimize step on episodes that are already played."""
         updates = self._epoch.updates
         if self._captured:
             self.epoch()
@@ -137,14 +139,14 @@ def training_paths(device: torch.device) -> tuple[str, ...]:
 
 
 def training_call(case: str, training: Training) -> Call | None:
-    """The call of a case; None if the path is no path of that case."""
+    """The call of a case; None if the case does not have this path."""
     if case == "optimize":
         return None if training.path == "recompute" else training.optimizing()
     return Call(training.rollout if case == "rollout" else training.epoch)
 
 
 def together(config: RunConfig, seeds: int, device: torch.device) -> Call | str:
-    """`EPOCHS` epochs of every seed, on streams of their own, as `train_together` has them; or why there are none."""
+    """`EPOCHS` epochs of every seed, each on its own CUDA stream as in `train_together`; or why that is unsupported."""
     serial = SerialReplay()
     trainings = [
         Training(override(config, {"seed": seed}), "fast", device, concurrent_policies=seeds, serial=serial)

@@ -1,4 +1,4 @@
-"""The loss over many items: with whole logits, and some rows of them at a time (`uat.nn.vocabulary`).
+"""Benchmark of the loss over many items: with all logits at once, and in blocks of rows (`uat.nn.vocabulary`).
 
 Shapes: R rows, D width, A items.
 """
@@ -17,11 +17,11 @@ PATHS = ("whole", "pieces")
 WIDTH = 64
 """The paper's width of the residual stream in recommendation."""
 COPIES = 4
-"""Tables as large as the logits that the plain loss may hold at one time: logits, log-probabilities, two gradients."""
+"""Tensors of the size of the logits that the plain loss holds at once: logits, log-probabilities, two gradients."""
 
 
 class Loss:
-    """Forwards and backwards over random rows; nothing is kept from call to call but the inputs."""
+    """Forward and backward pass over random rows. Only the inputs are kept between calls."""
 
     def __init__(self, path: str, rows: int, items: int, device: torch.device) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -32,7 +32,7 @@ class Loss:
         self.inputs = [x.requires_grad_() for x in (self.h_RD, self.weight_AD, self.bias_A)]
 
     def run(self) -> tuple[Tensor, ...]:
-        """The gradients."""
+        """Compute the loss and return its gradients."""
         if self.path == "whole":
             loss = F.cross_entropy(F.linear(self.h_RD, self.weight_AD, self.bias_A), self.target_R)
         else:
@@ -40,8 +40,8 @@ class Loss:
         return torch.autograd.grad(loss, self.inputs)
 
 
-def unfit(path: str, rows: int, items: int, device: torch.device) -> str | None:
-    """Why a path is not tried: its logits would not fit the memory that is free."""
+def unsupported_reason(path: str, rows: int, items: int, device: torch.device) -> str | None:
+    """Why a path is not measured: its logits would not fit in the free memory. None if they fit."""
     needed = COPIES * 4 * rows * items
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _free()
     if path != "whole" or needed < free:
@@ -50,7 +50,7 @@ def unfit(path: str, rows: int, items: int, device: torch.device) -> str | None:
 
 
 def peak(loss: Loss, device: torch.device) -> float | None:
-    """Most memory of one call above its inputs, MiB; None on a CPU, where torch tells none."""
+    """Peak memory of one call in MiB, without its inputs; None on a CPU, where torch does not report it."""
     if device.type != "cuda":
         return None
     loss.run()

@@ -1,4 +1,4 @@
-"""What can be asked of the benchmark: the flags of `uat bench` and of `python -m uat.bench`."""
+"""The flags of `uat bench` and of `python -m uat.bench`."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ Case = Literal["rollout", "optimize", "epoch", "together", "step", "memory", "lo
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """Time every path beside its slow twin and, where they are installed, beside other libraries' policies."""
+    """Time every execution path against the plain one and against other libraries' policies, if installed."""
 
     cases: tuple[Case, ...] = ("rollout", "optimize", "epoch", "together", "step", "memory", "loss", "cold")
-    """What to measure."""
+    """Cases to measure."""
     methods: tuple[str, ...] = ("vanilla", "uat")
-    """Which methods."""
+    """Methods to measure."""
     device: str | None = None
-    """Where to run, cpu or cuda; unset: CUDA if there is one."""
+    """Device, cpu or cuda; by default CUDA if available."""
     threads: int | None = None
-    """CPU threads; unset: one for a step (latency), all cores for the rest (throughput)."""
+    """CPU threads; by default one for a step (latency) and all cores for the rest (throughput)."""
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     """Arithmetic: tf32 and bf16 let a GPU round the inputs of matrix products."""
     repeats: int = 10
-    """Calls timed of each rollout, optimize step and epoch; of a step, twenty times as many. Slow ones get fewer."""
+    """Timed calls of each rollout, optimize step and epoch, and twenty times as many of a step; fewer of slow ones."""
     quick: bool = False
-    """Tiny sizes, in seconds: to see that everything runs. Its figures mean nothing."""
+    """Use tiny sizes to test in seconds that everything runs; the numbers are meaningless."""
     json: bool = False
     """Print JSON instead of tables."""
     out: Path | None = None
     """File to write the rows to, as JSON."""
     plot: Path | None = None
-    """File to draw the cost of a step against its context in (PNG, SVG or PDF)."""
+    """File for a plot of the cost of a step against its context (PNG, SVG or PDF)."""
 
     def __post_init__(self) -> None:
         for name in ("threads", "repeats"):
@@ -47,4 +47,4 @@ class Bench:
         for method in self.methods:
             lookup("method", method, METHODS)
         if self.plot is not None and "step" not in self.cases:
-            raise ValueError("plot draws the cost of a step: add step to the cases")
+            raise ValueError(f"plot={self.plot} draws the cost of a step: add step to the cases")

@@ -1,7 +1,7 @@
-"""Other libraries' policies of equal width, depth and heads, given the same number of steps.
+"""Peers: other libraries' policies with equal width, depth and heads, given the same number of steps.
 
-Each function returns a call, or one sentence that says why there is none. Embeddings that a peer would need around its
-Transformer are left out where that favours the peer.
+Each function returns a call, or one sentence that says why the peer cannot be measured. Embeddings that a peer would
+need around its Transformer are left out, which favours the peer.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from uat.bench.timing import Call
 from uat.spec import Discrete, Spec, Vector
 
 Peer = Callable[[Spec, Any, int, int, torch.device], Call | str]
-"""From the decision problem, a backbone's config, batch, context and device to what is timed, or why nothing is."""
+"""Builds a timed call from decision problem, backbone's config, batch, context and device; or says why it cannot."""
 
 NO_WORDS = {"vocab_size": 1, "bos_token_id": None, "eos_token_id": None}
-"""Settings of transformers' models that take vectors, not words."""
+"""Settings of the transformers library for models that take vectors instead of tokens."""
 
 MOST = 1024
-"""Steps up to which a peer is tried that keeps all attention weights: three tokens a step, squared, for each head."""
+"""Step limit for peers that store all attention weights: three tokens per step, squared, for each head."""
 
 
 def load(name: str, extra: str = "") -> Any:
-    """A module, or a sentence that says why not."""
+    """Import a module, or return a sentence that says why that failed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -101,7 +101,7 @@ def d3rlpy(spec: Spec, config: Any, batch: int, context: int, device: torch.devi
     It has no cache, so a forward pass over three tokens for each step; its feed-forward layers are 4 x width.
     """
     if batch > 1:
-        return "it acts in one stream alone"
+        return "it supports one stream only"
     if context > MOST:
         return f"beyond {MOST} steps its attention weights take gigabytes"
     if not (isinstance(spec.obs, Vector) and isinstance(spec.action, Discrete)):
@@ -119,7 +119,7 @@ def d3rlpy(spec: Spec, config: Any, batch: int, context: int, device: torch.devi
     greedy = library.algos.GreedyTransformerActionSampler()
     stream = algorithm.as_stateful_wrapper(target_return=0.0, action_sampler=greedy)
     obs_O, none_A = torch.rand(spec.obs.width).numpy(), torch.zeros(spec.action.count).numpy()
-    algorithm.predict = lambda told: none_A  # the past goes in at once: nothing is computed for it
+    algorithm.predict = lambda inputs: none_A  # fill the context without computing anything
     for _ in range(context - 1):
         stream.predict(obs_O, 0.5)
     del algorithm.predict
@@ -131,4 +131,4 @@ PEERS: dict[str, tuple[str, Peer]] = {
     "gpt2-cached": ("transformers", gpt2_cached),
     "d3rlpy": ("d3rlpy", d3rlpy),
 }
-"""Each peer by name: the library it comes from, and how it is made."""
+"""Each peer by name: its library, and the function that builds it."""

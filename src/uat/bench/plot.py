@@ -1,4 +1,4 @@
-"""A plot of what a step costs, against how much it has seen."""
+"""Plot the cost of a step against its context length."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from uat.bench.timing import Row
 from uat.files import replacing
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito's palette, told apart by the colour-blind; one colour for each path."""
+"""Okabe and Ito's palette for the colour-blind; one colour for each path."""
 DASHES = ("-", "--", ":", "-.")
-"""One for each method; peers have the first."""
+"""Line style of each method; peers use the first."""
 MARKERS = "osD^vP*"
 
 
@@ -23,7 +23,7 @@ def need_matplotlib() -> None:
 
 
 def draw(rows: Sequence[Row], file: Path) -> None:
-    """Median milliseconds of a step in one stream by its context, both axes logarithmic."""
+    """Plot the median milliseconds of a step with one stream by context length, on logarithmic axes."""
     shown = [row for row in rows if (row.case, row.batch, row.metric) == ("step", 1, "p50")]
     lines = list(dict.fromkeys((row.method, row.path) for row in shown))
     paths, methods = list(dict.fromkeys(p for _, p in lines)), list(dict.fromkeys(m for m, p in lines if ":" not in p))

@@ -1,6 +1,6 @@
-"""The slow twin of streaming: at each step the whole history goes through the policy again.
+"""The slow baseline of streaming: the policy processes its whole history again at each step.
 
-It stays as it is; every speed is a ratio against it.
+This module must not be optimised, since every speed is reported as a ratio to it.
 """
 
 from __future__ import annotations

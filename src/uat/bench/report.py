@@ -1,4 +1,4 @@
-"""Tables, JSON and a plot of measured rows. They know no method and no path by name, but for the baseline."""
+"""Tables, JSON and a plot of measured rows, without naming any method or path except the baselines."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ from uat.terminal import say, show_json, show_page
 from uat.training.surroundings import pick_device
 
 BASELINES = ("recompute", "cached", "whole")
-"""What ratios are against: the first of these that a case has."""
+"""Baselines of the ratios: the first of these paths that a case has."""
 COMPARED = "peer:"
-"""Paths that every other row is compared with."""
+"""Prefix of the paths with which every other row is compared."""
 LIBRARIES = ("numpy", "transformers", "d3rlpy")
 
 
 def report(options: Bench) -> None:
-    """Measure, write what was asked for, and print: data to stdout, progress to stderr. The file is written after each
-    case: a run that is cut short loses one."""
+    """Measure, write the requested files, and print data to stdout and progress to stderr.
+
+    The file of rows is written after each case, so that an interrupted run loses one case at most.
+    """
     if options.plot is not None:
         need_matplotlib()
 
@@ -55,7 +57,7 @@ def _text(options: Bench, result: Result) -> str:
 
 
 def document(options: Bench, result: Result) -> dict[str, Any]:
-    """The file: when, on what and with what, then the rows."""
+    """The contents of the file: date, device and versions, then the rows."""
     on_cuda = pick_device(options.device).type == "cuda"
     versions = {"uat": __version__, "torch": torch.__version__, "python": platform.python_version()}
     for name in LIBRARIES:
@@ -78,7 +80,7 @@ def document(options: Bench, result: Result) -> dict[str, Any]:
 
 
 def tables(result: Result) -> str:
-    """A table for each case, and then what is not in them."""
+    """One table for each case, followed by the measurements that are missing."""
     parts = []
     for case in dict.fromkeys(row.case for row in result.rows):
         rows = [row for row in result.rows if row.case == case]
@@ -89,14 +91,14 @@ def tables(result: Result) -> str:
         for path, reasons in result.absent.items()
         for why, where in reasons.items()
     ]
-    parts.append("vs X: how many times as much X takes, in this run; growth: against the shortest context")
+    parts.append("vs X: time or memory of X divided by that of the row, in this run; growth: ratio to shortest context")
     if lines:
         parts.append("\n".join(["not measured:", *lines]))
     return "\n\n".join(parts)
 
 
 def case_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """One line per path: its metrics, how many times as long the baseline and each peer take, and how it has grown."""
+    """One line per path: its metrics, the ratios of the baseline and of each peer to it, and growth with context."""
     metrics = list(dict.fromkeys((row.metric, row.unit) for row in rows))
     value = {(row.method, row.path, row.batch, row.context, row.metric): row.value for row in rows}
     baseline = next((name for name in BASELINES if any(row.path == name for row in rows)), None)
@@ -108,10 +110,10 @@ def case_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
         first = next(name for name, number in own.items() if number is not None)
         line: dict[str, Any] = {"batch": batch, "context": context, "method": method, "path": path}
         line |= {f"{name} {unit}": significant(own[name]) for name, unit in metrics}
-        for who, other in [(method, baseline), *peers]:
+        for other_method, other in [(method, baseline), *peers]:
             if other is not None:
-                twin = value.get((who, other, batch, context, first))
-                line[f"vs {other.removeprefix(COMPARED)}"] = ratio(twin, own[first])
+                reference = value.get((other_method, other, batch, context, first))
+                line[f"vs {other.removeprefix(COMPARED)}"] = ratio(reference, own[first])
         if any(row.context > shortest for row in rows):
             line["growth"] = ratio(own[first], value.get((method, path, batch, shortest, first)))
         lines.append(line)
@@ -119,19 +121,19 @@ def case_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def ratio(baseline: float | None, value: float | None) -> str | None:
-    """How many times as much the baseline takes; None without one."""
+    """Baseline divided by value, as text; None if either is missing."""
     return None if not baseline or not value else f"{significant(baseline / value)}x"
 
 
 def significant(value: float | None) -> str | None:
-    """Three digits, and no exponent."""
+    """Format a number with three significant digits and no exponent."""
     if value is None:
         return None
     return f"{value:.0f}" if value >= 100 else f"{value:#.3g}"
 
 
 def aligned(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Numbers that are text already, to the right."""
+    """Align formatted numbers to the right."""
     numeric = [name for name in lines[0] if name not in ("batch", "context", "method", "path")]
     width = {name: max(len(name), *(len(line[name] or "-") for line in lines)) for name in numeric}
     return [line | {name: (line[name] or "-").rjust(width[name]) for name in numeric} for line in lines]

@@ -1,4 +1,4 @@
-"""The benchmark: every case of the options, on one device, becomes rows."""
+"""Run the benchmark: measure every case of the options on one device, and return rows."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from uat.bench.timing import Call, Row, measure, numpy_obeys, quantile, threads
 from uat.training.surroundings import pick_device, precision
 
 STEP_CALLS = 20
-"""Steps are short: so many times as many of them are timed."""
+"""Factor of the number of timed calls for single steps, which are short."""
 ORDER = ("cold", "rollout", "optimize", "epoch", "together", "step", "memory", "loss")
-"""Nothing must have run before the cold start."""
+"""Order of the cases: the cold start must come first."""
 
 Calls = dict[tuple[str, str, int], Call]
 """By (method, path, context)."""
@@ -28,14 +28,13 @@ Calls = dict[tuple[str, str, int], Call]
 class Result:
     rows: list[Row] = field(default_factory=list)
     absent: dict[str, dict[str, list[str]]] = field(default_factory=dict)
-    """Paths that could not be measured, why, and in which cases."""
+    """Paths that could not be measured -> reason -> cases."""
 
 
 def bench(
     options: Bench, say: Callable[[str], None] = lambda line: None, keep: Callable[[Result], None] = lambda result: None
 ) -> Result:
-    """Measure; `say` hears a line whenever something has been measured, `keep` is given what there is after each
-    case."""
+    """Run the benchmark. `say` receives a line after every measurement, `keep` the result so far after each case."""
     return Running(options, say, keep).run()
 
 
@@ -79,7 +78,7 @@ class Running:
         self._time(case, self.sizes.batch, calls, self.options.repeats)
 
     def _together(self) -> None:
-        """One seed and three in turns; the number of seeds stands in the metric."""
+        """Time one seed and three seeds in alternation; the metric names the number of seeds."""
         for method, config in self.configs.items():
             if self.device.type != "cuda":
                 self._miss("fast", "seeds side by side need CUDA; on a CPU they take turns", f"together of {method}")
@@ -98,7 +97,7 @@ class Running:
                 self.say(f"together: {method}, {metric}: {value:.4g} ms, median of {len(times)}")
 
     def _steps(self) -> None:
-        """All contexts of a batch together, so that growth with context is measured in turns as well."""
+        """Time all contexts of a batch size in alternation, so that growth with context is a fair comparison."""
         sizes = self.sizes.steps()
         for batch in dict.fromkeys(batch for batch, _ in sizes):
             calls: Calls = {}
@@ -113,7 +112,7 @@ class Running:
             self._time("step", batch, calls, STEP_CALLS * self.options.repeats)
 
     def _step_calls(self, batch: int, context: int) -> Iterator[tuple[tuple[str, str], Call | str]]:
-        """By (method, path); peers by (library, path), each once."""
+        """Calls by (method, path), then those of the peers by (library, path), each once."""
         for method, config in self.configs.items():
             for path, call in Stepping(config, batch, context, self.device).calls():
                 yield (method, path), call
@@ -123,12 +122,12 @@ class Running:
             yield (library, f"peer:{name}"), build(spec, config.method, batch, context, self.device)
 
     def _losses(self) -> None:
-        """No method's own: the number of items stands in its place."""
+        """Time the loss, which belongs to no method: the number of items takes the method's place in the rows."""
         batch, context = self.sizes.rows
         for items in self.sizes.items:
             name, calls, peaks = f"{items} items", {}, {}
             for path in losses.PATHS:
-                if reason := losses.unfit(path, batch * context, items, self.device):
+                if reason := losses.unsupported_reason(path, batch * context, items, self.device):
                     self._miss(path, reason, f"loss over {name}")
                     continue
                 loss = losses.Loss(path, batch * context, items, self.device)
@@ -137,14 +136,14 @@ class Running:
             self._time("loss", batch, calls, self.options.repeats)
             for path, value in peaks.items():
                 if value is None:
-                    self._miss(path, "torch tells no peak of memory on a CPU", f"memory of the loss over {name}")
+                    self._miss(path, "torch reports no peak memory on a CPU", f"memory of the loss over {name}")
                 else:
                     self._add("loss", name, path, batch, context, "peak", value, "MiB")
 
     def _apart(self, case: str) -> None:
         for method, config in self.configs.items():
-            found = apart.memory if case == "memory" else apart.cold
-            for path, batch, context, metric, value, unit in found(config, self.sizes, self.device):
+            measure_case = apart.memory if case == "memory" else apart.cold
+            for path, batch, context, metric, value, unit in measure_case(config, self.sizes, self.device):
                 if isinstance(value, str):
                     self._miss(path, value, f"{case} of {method}")
                     continue
@@ -154,10 +153,10 @@ class Running:
     # ------------------------------------------------------------ rows
 
     def _time(self, case: str, batch: int, calls: Calls, repeats: int) -> None:
-        """Everything that is compared with each other, in turns."""
+        """Time calls that are compared with each other, in alternation, and add their rows."""
         self.say(f"{case}: batch {batch}: timing {len(calls)} paths in turns")
-        found = measure(calls, repeats, self.device, seconds=1.0 if self.options.quick else 10.0)
-        for (method, path, context), times in found.items():
+        timings = measure(calls, repeats, self.device, seconds=1.0 if self.options.quick else 10.0)
+        for (method, path, context), times in timings.items():
             for metric, q in (("p50", 0.5), ("p99", 0.99)):
                 self._add(case, method, path, batch, context, metric, quantile(times, q), "ms")
             p50, count = self.result.rows[-2].value, len(times)
@@ -178,7 +177,7 @@ class Running:
             places.append(where)
 
     def _threads(self, case: str) -> int:
-        """One for latency, all for throughput."""
+        """CPU threads of a case: one for latency, all cores for throughput."""
         return self.options.threads or (1 if case == "step" else torch.get_num_threads())
 
     def _device_name(self, case: str) -> str:

@@ -1,7 +1,7 @@
-"""The single step: one decision in every stream, when so many steps have been seen with it.
+"""The single step: one decision in every stream, at a given context length.
 
-Observations, actions and rewards are those of an expert's episodes, over and over. A policy's step is called with its
-past in place; the counters of its memory are put back inside the call, so that each sees the same context.
+Observations, actions and rewards repeat those of an expert's episodes. A policy's step is called with a filled memory;
+the call resets the memory's counters, so that every call sees the same context.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def plain(state: Any) -> Any:
 
 
 class Stepping:
-    """A policy whose position table, if it has one, has room for the context, and the steps that it sees."""
+    """A policy with room for the context in its position table, if it has one, and the steps that it processes."""
 
     def __init__(self, config: RunConfig, batch: int, context: int, device: torch.device) -> None:
         table = "method.max_positions"
@@ -53,13 +53,13 @@ class Stepping:
         self._seen = domain.spec.clock.batch(episodes)
 
     def step_at(self, t: int) -> Step:
-        """What is known at t, laid out as in a rollout."""
+        """The step at time t, with tensors laid out as in a rollout."""
         seen, at = self._seen, t % self._seen.obs.shape[1]
         told = {name: getattr(seen, name)[:, at].contiguous() for name in ("obs", "prev_action", "prev_reward")}
         return Step(**told, first=torch.full_like(seen.valid[:, 0], t == 0))
 
     def calls(self) -> Iterator[tuple[str, Call | str]]:
-        """The call of each path, or why there is none."""
+        """The call of each path, or the reason why it is unsupported."""
         yield "recompute", self._recompute()
         fast = plan(self.policy)  # sooner filled; a policy that has none stays on its plain path
         run = self._step(Engine(self.policy), plain(self._filled(fast)))
@@ -83,7 +83,7 @@ class Stepping:
         return Call(run)
 
     def _step(self, engine: Engine, state: Any) -> Callable[[], None]:
-        """The step, and then what a captured loop has to do: the state's new values go where its old ones lay."""
+        """The step, followed by the copy of the new state into the old one's storage that a captured loop needs."""
         last = self.step_at(self.context - 1)
         counters = [(x, x.clone()) for x in tensors(state) if not x.is_floating_point()]
 
@@ -100,14 +100,14 @@ class Stepping:
 
     @torch.no_grad()
     def _filled(self, engine: Engine) -> Any:
-        """Return the memory of a policy that has seen all steps but the last."""
+        """The memory of a policy after all steps but the last."""
         state = engine.init_state(self.batch, self.context, self.device)
         for t in range(self.context - 1):
             _, state = engine.step(state, self.step_at(t))
         return state
 
     def _session(self) -> Call | str:
-        """A Session with all its checks. It goes through whole episodes; their last sixteenth is timed."""
+        """A Session with all its checks, which plays whole episodes; the last sixteenth of each is timed."""
         if "path" not in inspect.signature(Session).parameters:
             return "a Session has no fast path yet"
         chosen: dict[str, Any] = {"path": "auto"}
@@ -136,7 +136,7 @@ class Stepping:
 
 
 def tensors(state: Any) -> list[Tensor]:
-    """Every tensor of a state, in order."""
+    """All tensors of a state, in order."""
     if isinstance(state, Tensor):
         return [state]
     if is_dataclass(state):
@@ -145,5 +145,5 @@ def tensors(state: Any) -> list[Tensor]:
 
 
 def state_bytes(policy: Policy, batch: int, context: int, device: torch.device) -> int:
-    """What the past of these streams takes."""
+    """Size in bytes of the state of these streams."""
     return sum(x.numel() * x.element_size() for x in tensors(policy.init_state(batch, context, device)))

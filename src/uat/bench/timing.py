@@ -1,6 +1,6 @@
-"""How things are timed: single calls, the device idle before and after each, medians.
+"""Timing of single calls, with the device idle before and after each.
 
-Paths that are compared take turns, so that whatever else the machine does meanwhile falls on all of them.
+Compared paths are timed in alternation, so that other load on the machine affects all of them equally.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from uat.threads import cpu_threads
 Key = TypeVar("Key")
 
 ROUNDS = 5
-"""Turns that each path takes."""
+"""Number of rounds of the alternation."""
 SHORT = 0.1
-"""Calls below this many seconds are warmed up again at each turn."""
+"""Calls shorter than this many seconds are warmed up again in each round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Row:
     case: str
     method: str
     path: str
-    """fast, graph, cached, recompute, or peer:NAME, see `uat.bench.cases`; of a loss whole or pieces."""
+    """fast, graph, cached, recompute, or peer:NAME, see `uat.bench.cases`; for a loss, whole or pieces."""
     batch: int
     context: int
     metric: str
@@ -46,7 +46,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What is timed, and what must be done before it without being timed."""
+    """A timed call, and the untimed preparation before it."""
 
     run: Callable[[], Any]
     before: Callable[[], Any] | None = None
@@ -55,18 +55,18 @@ class Call:
 def measure(
     calls: Mapping[Key, Call], repeats: int, device: torch.device, *, seconds: float = 10.0
 ) -> dict[Key, list[float]]:
-    """Milliseconds of single calls: so many of each, fewer where they take longer than that in all."""
-    found: dict[Key, list[float]] = {key: [] for key in calls}
+    """Milliseconds of `repeats` single calls each; fewer if the calls of one key take over `seconds` in total."""
+    timings: dict[Key, list[float]] = {key: [] for key in calls}
     rounds = min(ROUNDS, repeats)
     with quiet():
         for turn in range(1, rounds + 1):
             for key, call in calls.items():
-                times = found[key]
+                times = timings[key]
                 if not times or times[-1] < 1000 * SHORT:
                     once(call, device)
                 while len(times) < repeats * turn / rounds and sum(times) < 1000 * seconds * turn / rounds:
                     times.append(once(call, device))
-    return found
+    return timings
 
 
 def once(call: Call, device: torch.device) -> float:
@@ -86,34 +86,34 @@ def wait(device: torch.device) -> None:
 
 
 def quantile(times: list[float], q: float) -> float:
-    """The smallest time that at least a share q does not exceed; the largest of all, where there are few."""
+    """The smallest time that at least a share q of the times do not exceed."""
     return sorted(times)[max(0, math.ceil(q * len(times)) - 1)]
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """No garbage is collected inside."""
-    was = gc.isenabled()
+    """Disable garbage collection inside the block."""
+    enabled = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
         yield
     finally:
-        if was:
+        if enabled:
             gc.enable()
 
 
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Torch computes with so many threads inside, and so does numpy where `numpy_obeys`."""
-    numpys: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    """Let torch use `count` threads inside the block, and NumPy as well if `numpy_obeys`."""
+    numpy_limit: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if importlib.util.find_spec("threadpoolctl") is not None:
-        numpys = importlib.import_module("threadpoolctl").threadpool_limits(count, "blas")
-    with cpu_threads(count), numpys:
+        numpy_limit = importlib.import_module("threadpoolctl").threadpool_limits(count, "blas")
+    with cpu_threads(count), numpy_limit:
         yield
 
 
 def numpy_obeys(count: int) -> bool:
-    """Whether numpy's products, which a Session's fast step is made of, use so many threads as well."""
-    told = next((os.environ[name] for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS") if name in os.environ), "")
-    return told == str(count) or importlib.util.find_spec("threadpoolctl") is not None
+    """Whether NumPy's matrix products, which a Session's fast step uses, run with this number of threads."""
+    setting = next((os.environ[name] for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS") if name in os.environ), "")
+    return setting == str(count) or importlib.util.find_spec("threadpoolctl") is not None

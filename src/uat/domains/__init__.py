@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
+import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, is_dataclass, replace
-from typing import Any, get_type_hints
+from dataclasses import replace
+from typing import Any
 
-from uat.data.contents import checksum
 from uat.domains.darkroom import DarkRoom, DarkRoomConfig
 from uat.domains.domain import Domain, Split, split_seed
+from uat.domains.entry import DomainEntry, NoSettings, as_entry, rebuilds, settings_held
+from uat.domains.given import ObjectConfig, recall, remember
 from uat.domains.markets import Markets, MarketsConfig
 from uat.domains.movielens import MovieLens, MovieLensConfig
 from uat.domains.sepsis import Sepsis, SepsisConfig
-from uat.registry import Registry
-from uat.settings import check_settings_class, checked, first_sentence, shown
+from uat.registry import Registry, can_be_imported, is_address
+from uat.settings import check_settings_class, checked, first_sentence
 
 __all__ = [
     "DOMAINS",
@@ -22,30 +23,10 @@ __all__ = [
     "DomainEntry",
     "NoSettings",
     "Split",
+    "known_as",
     "register_domain",
     "split_seed",
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DomainEntry:
-    """An entry of the registry: how to build the domain from its config."""
-
-    build: Callable[[Any], Domain]
-    config: type[Any]
-    tasks: tuple[str, ...]
-    summary: str
-    task_field: str | None = None
-    """The setting that chooses the task; None: there is one task."""
-    revision: int = 1
-    """Raised when the same config starts to mean other worlds, metrics or references."""
-    files: tuple[str, ...] = ()
-    """Settings that name files of a user's."""
-
-    def content(self, config: Any) -> dict[str, str]:
-        """What stands for the files of a config in the identity of a run; folders, and other kinds, count by name."""
-        named = {name: getattr(config, name) for name in self.files}
-        return {name: found for name, path in named.items() if path and (found := checksum(path))}
 
 
 OWN: dict[str, DomainEntry] = {
@@ -80,57 +61,6 @@ OWN: dict[str, DomainEntry] = {
         files=("path",),
     ),
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NoSettings:
-    """The settings of a domain that has none."""
-
-
-def as_entry(value: Any) -> DomainEntry:
-    """The entry that a package offers: a `DomainEntry`, or a class or function that makes the domain.
-
-    It takes nothing, or one argument whose annotation is a dataclass of settings.
-    """
-    if isinstance(value, DomainEntry):
-        check_settings_class(value.config, "config")
-        return value
-    if not callable(value):
-        raise TypeError(f"expected a class or function that makes a domain, or a uat.DomainEntry, got {shown(value)}")
-    maker: Callable[..., Any] = value
-    if (kind := settings_of(maker)) is not None:
-        return DomainEntry(build=maker, config=kind, tasks=tasks_of(maker), summary=first_sentence(maker))
-    return DomainEntry(
-        build=lambda config: maker(), config=NoSettings, tasks=tasks_of(maker), summary=first_sentence(maker)
-    )
-
-
-def tasks_of(maker: Callable[..., Any]) -> tuple[str, ...]:
-    """The tasks that a domain's class names; a function's domain has one."""
-    classes = inspect.getmro(maker) if isinstance(maker, type) else ()
-    return next((tuple(vars(kind)["train_tasks"]) for kind in classes if "train_tasks" in vars(kind)), ("default",))
-
-
-def settings_of(maker: Callable[..., Any]) -> type | None:
-    """The class of settings that a domain's class or function takes; None: it takes nothing."""
-    takes = list(inspect.signature(maker).parameters.values())
-    needed = [p for p in takes if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    if len(needed) > 1:
-        raise TypeError(
-            f"{shown(maker)} takes {len(needed)} arguments ({', '.join(p.name for p in needed)}): a domain that is "
-            "built by name takes none, or one dataclass of settings"
-        )
-    try:
-        hints = get_type_hints(maker.__init__ if isinstance(maker, type) else maker)
-    except Exception as error:  # names that only a type checker can see
-        raise TypeError(f"{shown(maker)}: the annotations of its arguments cannot be read: {error}") from None
-    kind = hints.get(takes[0].name) if takes else None
-    if isinstance(kind, type) and is_dataclass(kind):
-        check_settings_class(kind, takes[0].name)
-        return kind
-    if needed:
-        raise TypeError(f"{shown(maker)}: annotate {needed[0].name} with the dataclass of its settings")
-    return None
 
 
 DOMAINS: Registry[DomainEntry] = Registry("domain", "uat.domains", OWN, as_entry)
@@ -171,3 +101,27 @@ def register_domain(
     )
     DOMAINS.register(name, entry, owner=build.__module__, identity=(build.__module__, build.__qualname__))
     return entry
+
+
+def known_as(domain: Domain | str) -> tuple[str, Any]:
+    """The name of a domain in configs, and its settings; None stands for those of its recipe.
+
+    domain: a name, an address (which is then imported: somebody named it), or an object.
+    """
+    if isinstance(domain, str):
+        if is_address(domain):
+            DOMAINS.adopt(domain)
+        return domain, None
+    DOMAINS.offered_as(type(domain))  # a package that offers it is now among those that are loaded
+    for name, entry in DOMAINS.loaded().items():
+        if rebuilds(entry, domain):
+            return name, settings_held(domain) or NoSettings()
+    if can_be_imported(type(domain)):
+        with contextlib.suppress(ValueError, TypeError):  # its class takes what no config could say
+            if rebuilds(as_entry(type(domain)), domain):
+                return DOMAINS.name_of(type(domain)), settings_held(domain) or NoSettings()
+    name, described = remember(domain)
+    DOMAINS[name] = DomainEntry(
+        build=recall, config=ObjectConfig, tasks=(described.task,), summary=first_sentence(type(domain))
+    )
+    return name, described

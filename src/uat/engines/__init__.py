@@ -2,7 +2,7 @@
 
 plain           torch's own operations, launch by launch: what the policy's class says
 NumPy step      few streams on a CPU
-fused step      Triton kernels on a GPU: a step, and whole episodes where the worlds have a kernel too; the training pass
+fused step      Triton kernels on a GPU: a step, the training pass, and whole episodes where the worlds have a kernel
 CUDA graphs     record what any of these launches (`uat.engines.graph`), in rollouts and updates on a GPU
 """
 
@@ -37,8 +37,10 @@ def plan(policy: Policy, *, prefer: Literal["fast", "plain"] = "fast", concurren
         return Engine(policy, refused=f"{kind} has no fused step", refused_pass=f"{kind} has no fused pass")
     if difference := unsupported_structure(policy):
         return Engine(policy, refused=f"no fused step: {difference}", refused_pass=f"no fused pass: {difference}")
-    backbone, utility = policy.backbone, utility_of(policy)
-    refused_pass = kernels.unsupported_pass(backbone, utility, backbone.tokens_per_step * policy.spec.horizon)
+    backbone, utility, horizon = policy.backbone, utility_of(policy), policy.spec.horizon
+    refused_pass = "no fused pass: it takes episodes of a horizon, and the problem has none"
+    if horizon is not None:
+        refused_pass = kernels.unsupported_pass(backbone, utility, backbone.tokens_per_step * horizon)
     if refused := kernels.unsupported_step(backbone, utility):
         return Engine(policy, refused=refused, refused_pass=refused_pass)
     return FusedEngine(policy, refused_pass=refused_pass, concurrent_policies=concurrent_policies)

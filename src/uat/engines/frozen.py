@@ -87,6 +87,8 @@ def _nothing(spec: Spec, streams: int, device: torch.device | str) -> Step:
             obs = torch.zeros(streams, count, features, device=device)
         case Items():
             obs = torch.zeros(streams, dtype=torch.long, device=device)
+        case _:
+            raise ValueError(f"no fused step: it does not take observations of {spec.obs}")
     return Step(
         obs=obs,
         prev_action=spec.no_action(streams, device),

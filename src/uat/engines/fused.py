@@ -14,7 +14,7 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 
-from uat.contracts import choose
+from uat.distributions import choose
 from uat.engines import kernels
 from uat.engines.worlds import FusedRollouts
 from uat.episode import Batch, Losses, Noise, Step, Trajectory, masked_sum
@@ -28,12 +28,17 @@ from uat.nn import structure
 from uat.nn.blocks import Transformer
 from uat.nn.cache import KVCache
 from uat.nn.utility import Gates, UtilityGates
+from uat.spec import Box, Named
 
 
 def unsupported_structure(policy: Policy) -> str | None:
     """What fast engines would not see in this policy; None: nothing."""
     if type(policy) not in VIEWS:
         return f"{type(policy).__name__} is a class of its own, and may compute anything"
+    if isinstance(policy.spec.obs, Named):
+        return "dictionary observations are encoded by the plain engine alone"
+    if isinstance(policy.spec.action, Box):
+        return "actions of a box are decided by the plain engine alone"
     return structure.difference(policy, policy.spec, policy.config)
 
 

@@ -10,14 +10,13 @@ from torch import Tensor
 
 from uat.acting import Behaviour, rollout
 from uat.contracts import Agent, Reader, Recording, Simulator
+from uat.distributions import action_noise
 from uat.engines import Engine, plan
 from uat.engines.graph import Captured, captured_or_none
 from uat.engines.kernels import fused_operations
 from uat.engines.worlds import fused_simulator
 from uat.episode import Noise, Trajectory
 from uat.methods import Policy
-from uat.noise import gumbel
-from uat.spec import Discrete
 
 AHEAD, MOST_BYTES = 32, 32 * 2**20
 """Batches whose noise is drawn at once on CUDA, and the memory that may be kept for it; drawing takes some more."""
@@ -146,11 +145,11 @@ class RolloutRunner:
         with fused_operations():
             noise = self.simulator.noise(episode_ids, seed)
             spec = self.simulator.spec
-            played = not isinstance(self.simulator, Recording)
-            if played and self.sampled and isinstance(spec.action, Discrete):
+            if self.sampled and not isinstance(self.simulator, Recording):
                 ids_B = episode_ids.to(self.device, non_blocking=True)
-                flat = gumbel(seed, self.stream, ids_B, spec.horizon * spec.action.count)
-                noise["actions"] = flat.view(-1, spec.horizon, spec.action.count).float()
+                drawn = action_noise(spec, seed, self.stream, ids_B, spec.horizon)
+                if drawn is not None:
+                    noise["actions"] = drawn
             return noise
 
     def _drawn_ahead(self, episode_ids: Tensor, seed: int) -> tuple[Tensor, Places]:

@@ -21,26 +21,28 @@ Axes: B episodes, T time, A actions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from uat.acting import rollout
 from uat.contracts import Agent, Reader, Recording, Simulator, Worlds
-from uat.domains import split_seed
+from uat.distributions import LEAST_LOG_STD, MOST_LOG_STD, NODES, action_noise, choose
+from uat.domains import Domain, split_seed
 from uat.episode import Batch, Step, Trajectory, episode_mean
 from uat.evaluation.intervals import interval
 from uat.evaluation.scores import CEILING
 from uat.methods import Policy
-from uat.noise import gumbel
-from uat.runs import Run, load_policy
+from uat.runs import Run, load_policy, opened
 from uat.settings import Between, Seed, checked
-from uat.spec import Assets, Discrete, Items, Spec, Vector
+from uat.spec import Box, Discrete, Items, Named, Observations, Spec
 from uat.threads import cpu_threads
 from uat.training.surroundings import pick_device
 
@@ -123,7 +125,7 @@ class Stepping(Protocol):
 
 def audit(
     policy: Stepping,
-    histories: Simulator[Any] | Recording | Trajectory | None = None,
+    histories: Simulator[Any] | Recording | Trajectory | Domain | None = None,
     *,
     spec: Spec | None = None,
     reference: Agent[Any] | Reader | None = None,
@@ -136,13 +138,17 @@ def audit(
     """Audit a policy of this library or any other (see the module's docstring).
 
     histories: a simulator in which the policy plays, or recorded or logged episodes; by default random episodes. They
-        should resemble the policy's real inputs, since divergences are means over them.
+        should resemble the policy's real inputs, since divergences are means over them. A domain stands for its test
+        worlds, with its Bayes filter as reference if it has one.
     spec: the decision problem, for policies without a `.spec`.
     reference: an optimal agent, such as a domain's Bayes filter, to decide whether the process is feedback-informative.
     draws: how often each channel is resampled.
     threads: CPU threads; unset: UAT_THREADS, or one.
     """
     with cpu_threads(threads):
+        if isinstance(histories, Domain):
+            reference = histories.references().get(CEILING) if reference is None else reference
+            histories = histories.simulator("test", device)
         return _audit(policy, histories, spec, reference, episodes, draws, seed, device)
 
 
@@ -180,15 +186,19 @@ def audit_run(
     draws: int = 2,
     device: torch.device | str | None = None,
     threads: int | None = None,
+    trust: bool = False,
+    domain: Domain | None = None,
 ) -> Audit:
-    """Audit a run's policy on test worlds of its domain, with the domain's Bayes filter as reference if it has one."""
-    run, chosen = run if isinstance(run, Run) else Run.open(run), pick_device(device)
+    """Audit a run's policy on test worlds of its domain, with the domain's Bayes filter as reference if it has one.
+
+    trust: import the code that the run's config names (`python:module:name`); it is refused otherwise.
+    domain: the object that the run was trained in, if the domain was handed to `uat.train` as one that has no name.
+    """
+    run, chosen = opened(run, trust=trust, domain=domain), pick_device(device)
     with cpu_threads(threads):
-        domain = run.config.build_domain()
         policy = load_policy(run.path).to(chosen)
-        worlds, filter_ = domain.simulator("test", chosen), domain.references().get(CEILING)
-        seed = split_seed("test", 0)
-        return audit(policy, worlds, reference=filter_, episodes=episodes, draws=draws, seed=seed, device=chosen)
+        how = {"episodes": episodes, "draws": draws, "seed": split_seed("test", 0), "device": chosen}
+        return audit(policy, run.config.build_domain(), **how)
 
 
 def _spec_of(policy: Stepping, histories: Simulator[Any] | Recording | Trajectory | None) -> Spec:
@@ -211,10 +221,8 @@ def play(policy: Stepping, simulator: Simulator[Any] | Recording, episodes: int,
     noise, gumbel_BTA = simulator.noise(ids, seed), None
     if isinstance(simulator, Recording):
         return simulator.trajectory(noise)
-    if isinstance(spec.action, Discrete):
-        device = next(iter(noise.values())).device
-        flat = gumbel(seed, "audit", ids.to(device), spec.horizon * spec.action.count)
-        gumbel_BTA = flat.view(-1, spec.horizon, spec.action.count).float()
+    device = next(iter(noise.values())).device
+    gumbel_BTA = action_noise(spec, seed, "audit", ids.to(device), spec.horizon)
     if not isinstance(policy, Agent):
         raise ValueError(f"audit: {type(policy).__name__} is no uat.contracts.Agent, and cannot play in a simulator")
     return rollout(policy, simulator, noise, gumbel_BTA)
@@ -223,13 +231,7 @@ def play(policy: Stepping, simulator: Simulator[Any] | Recording, episodes: int,
 def random_histories(spec: Spec, episodes: int, seed: int) -> Trajectory:
     """Episodes of full length drawn at random: normal numbers, and uniformly distributed ids."""
     generator, shape = torch.Generator().manual_seed(seed), (episodes, spec.horizon)
-    match spec.obs:
-        case Vector(width):
-            obs = torch.randn(*shape, width, generator=generator)
-        case Assets(count, features):
-            obs = torch.randn(*shape, count, features, generator=generator)
-        case Items(count):
-            obs = torch.randint(count, shape, generator=generator)
+    obs = any_observations(spec.obs, shape, generator)
     action, valid = any_actions(spec, shape, generator), torch.ones(shape, dtype=torch.bool)
     reward = torch.randn(shape, generator=generator) / spec.reward_scale
     never = torch.zeros_like(valid)
@@ -237,9 +239,22 @@ def random_histories(spec: Spec, episodes: int, seed: int) -> Trajectory:
     return Trajectory(obs=obs, action=action, reward=reward, terminated=never, target=action, valid=valid, facts=facts)
 
 
+def any_observations(space: Observations, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    match space:
+        case Items(count):
+            return torch.randint(count, shape, generator=generator)
+        case Named(parts):
+            return space.pack({name: any_observations(part, shape, generator) for name, part in parts.items()})
+        case _:
+            return torch.randn(*shape, *space.shape, generator=generator)
+
+
 def any_actions(spec: Spec, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     if isinstance(spec.action, Discrete):
         return torch.randint(spec.action.count, shape, generator=generator)
+    if isinstance(spec.action, Box):
+        low, high = torch.tensor(spec.action.low), torch.tensor(spec.action.high)
+        return low + (high - low) * torch.rand(*shape, spec.action.count, generator=generator)
     return torch.randn(*shape, spec.action.count, generator=generator).softmax(-1)
 
 
@@ -274,8 +289,36 @@ def divergence(p_logits: Tensor, q_logits: Tensor) -> Tensor:
     return nats.sum(-1).clamp_min(0.0) / torch.log(torch.tensor(2.0, dtype=torch.float64))
 
 
+def box_divergence(p_numbers: Tensor, q_numbers: Tensor) -> Tensor:
+    """Jensen-Shannon divergence (...) in bits of the Gaussians behind each number of a box's action, on average over
+    the numbers; squashing to the limits does not change it. Means over either Gaussian are Gauss-Hermite sums."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
+    node_N, weight_N = (torch.from_numpy(x).to(p_numbers.device) for x in (nodes, weights / weights.sum()))
+    means, log_stds = zip(*(x.double().chunk(2, dim=-1) for x in (p_numbers, q_numbers)), strict=True)
+    log_stds = [log_std.clamp(LEAST_LOG_STD, MOST_LOG_STD) for log_std in log_stds]
+
+    def log_density(i: int, u: Tensor) -> Tensor:
+        return -0.5 * ((u - means[i][..., None]) / log_stds[i].exp()[..., None]).square() - log_stds[i][..., None]
+
+    nats = torch.zeros_like(means[0])
+    for i in range(2):
+        u = means[i][..., None] + log_stds[i].exp()[..., None] * node_N
+        own, other = log_density(i, u), log_density(1 - i, u)
+        nats = nats + ((own - torch.logaddexp(own, other) + math.log(2)) * weight_N).sum(-1) / 2
+    return (nats / math.log(2)).clamp(0.0, 1.0).mean(-1)
+
+
+def distance(p_numbers: Tensor, q_numbers: Tensor, spec: Spec) -> Tensor:
+    """Divergence (...) in bits of the two distributions over actions."""
+    return (box_divergence if isinstance(spec.action, Box) else divergence)(p_numbers, q_numbers)
+
+
 def moved(p_logits: Tensor, q_logits: Tensor, spec: Spec) -> Tensor:
-    """Change of the decision (...): 1 if the arg-max action changes, or the share of the weights that is moved."""
+    """Change of the decision (...): 1 if the arg-max action changes, the share of the weights that is moved, or how far
+    the numbers of a box move, as a share of their ranges."""
+    if isinstance(spec.action, Box):
+        low, high = (torch.tensor(side, device=p_logits.device) for side in (spec.action.low, spec.action.high))
+        return ((choose(p_logits, spec) - choose(q_logits, spec)).abs() / (high - low)).double().mean(-1)
     if isinstance(spec.action, Discrete):
         return (p_logits.argmax(-1) != q_logits.argmax(-1)).double()
     return (p_logits.double().softmax(-1) - q_logits.double().softmax(-1)).abs().sum(-1) / 2
@@ -338,7 +381,7 @@ class _Auditor:
         for partner_B in self._partners(batch):
             other = exchanged(batch, (channel,), partner_B)
             after = answers(self.policy, other)
-            bits.append(episode_mean(by_step(divergence, before, after), other.valid))
+            bits.append(episode_mean(by_step(partial(distance, spec=self.spec), before, after), other.valid))
             changed.append(episode_mean(by_step(partial(moved, spec=self.spec), before, after), other.valid))
             largest = max(largest, torch.where(other.valid, difference(before, after), 0.0).max().item())
         bits_B = torch.stack(bits).mean(0).cpu()

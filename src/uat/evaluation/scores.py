@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from uat.acting import has_expert
-from uat.config import RunConfig, to_json
-from uat.domains import DOMAINS, split_seed
+from uat.config import RunConfig, with_oldest_names
+from uat.domains import DOMAINS, Domain, split_seed
 from uat.engines.rollout import AT_ONCE, RolloutRunner, play_all
 from uat.evaluation.intervals import interval
 from uat.metrics import Score
 from uat.recipes import recipe
-from uat.runs import Run, load_policy
+from uat.runs import Run, load_policy, opened
 from uat.settings import Episodes, checked
 from uat.tensor_files import RunError, read_tensors, write_tensors
 from uat.threads import cpu_threads
@@ -59,6 +59,8 @@ def evaluate(
     unfinished: bool = False,
     device: torch.device | str | None = None,
     threads: int | None = None,
+    trust: bool = False,
+    domain: Domain | None = None,
 ) -> Evaluation:
     """Score a run's policy on the test episodes, beside the Bayes filter, the expert and chance.
 
@@ -66,15 +68,17 @@ def evaluate(
     complete is refused unless `unfinished` is set, which scores the best weights so far.
 
     threads: CPU threads; unset: UAT_THREADS, or one.
+    trust: import the code that the run's config names (`python:module:name`); it is refused otherwise.
+    domain: the object that the run was trained in, if the domain was handed to `uat.train` as one that has no name.
     """
+    run = opened(run, trust=trust, domain=domain)
     with cpu_threads(threads):
         return _evaluate(run, episodes, references, unfinished, device)
 
 
 def _evaluate(
-    run: Run | Path | str, episodes: int | None, references: bool, unfinished: bool, device: torch.device | str | None
+    run: Run, episodes: int | None, references: bool, unfinished: bool, device: torch.device | str | None
 ) -> Evaluation:
-    run = run if isinstance(run, Run) else Run.open(run)
     checked(episodes, Episodes | None, "episodes")
     checked(references, bool, "references")
     checked(unfinished, bool, "unfinished")
@@ -136,7 +140,7 @@ def variant_of(config: RunConfig) -> list[str]:
     published = recipe(config.domain_name, config.method_name, config.preset)
     changed = []
     for section, prefix in (("method", ""), ("train", "train.")):
-        own, usual = to_json(getattr(config, section)), to_json(getattr(published, section))
+        own, usual = with_oldest_names(getattr(config, section)), with_oldest_names(getattr(published, section))
         changed += [f"{prefix}{name}={value}" for name, value in own.items() if value != usual[name]]
     return changed
 
@@ -151,7 +155,7 @@ def reference_episodes(run: Run, count: int, device: torch.device) -> dict[str, 
     revision = DOMAINS[run.config.domain_name].revision
     key = {
         "domain": run.config.domain_name,
-        "config": to_json(run.config.domain),
+        "config": with_oldest_names(run.config.domain),
         "episodes": count,
         "revision": revision,
     }

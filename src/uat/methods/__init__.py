@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from uat.methods.adt import ADT, ADTConfig
@@ -21,11 +21,11 @@ from uat.methods.sasrec import SASRec, SASRecConfig
 from uat.methods.tent import Tent, TentConfig
 from uat.methods.uat import UAT, UATConfig
 from uat.methods.vanilla import Vanilla, VanillaConfig
-from uat.registry import Registry
+from uat.registry import Registry, is_address
 from uat.settings import check_settings_class, checked, first_sentence, shown
 from uat.spec import Spec
 
-__all__ = ["METHODS", "Method", "Phase", "Policy", "register_method", "training_name"]
+__all__ = ["METHODS", "Method", "Phase", "Policy", "known_as", "register_method", "training_name"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +189,42 @@ def register_method(
     _check_method(found)
     METHODS.register(name, found, owner=policy.__module__, identity=(policy.__module__, policy.__qualname__))
     return found
+
+
+def known_as(method: Any) -> tuple[str, Any]:
+    """The name of a method in configs and files, and its settings; None stands for those of a recipe.
+
+    method: a name, an address (which is then imported: somebody named it), a policy class, or a config.
+    """
+    if isinstance(method, str):
+        if is_address(method):
+            METHODS.adopt(method)
+        return method, None
+    if isinstance(method, type) and issubclass(method, Policy):
+        return _name_of_class(method), None
+    if is_dataclass(method) and not isinstance(method, type):
+        for name, entry in METHODS.loaded().items():
+            if type(method) is entry.config and replace(method, **entry.changes) == method:
+                return name, method
+        raise ValueError(
+            f"method={shown(method)} is the config of no method that is known: register it with uat.register_method"
+        )
+    raise TypeError(f"method={shown(method)} must be the name of a method, a policy class or a config")
+
+
+def _name_of_class(policy: type[Policy]) -> str:
+    """The name under which a policy class is registered, or its address."""
+    entries = METHODS.loaded().items()
+    if (name := next((n for n, entry in entries if entry.policy is policy and not entry.changes), None)) is not None:
+        return name
+    if (name := METHODS.offered_as(policy)) is not None:
+        return name
+    if "<locals>" in policy.__qualname__:
+        raise ValueError(
+            f"{policy.__name__} is defined inside a function, so that no other process could load its policies: define "
+            "it in a module, or register it with uat.register_method"
+        )
+    return METHODS.name_of(policy)
 
 
 def training_name(method: str) -> str:

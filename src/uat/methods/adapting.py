@@ -19,7 +19,7 @@ from uat.methods.vanilla import Vanilla, VanillaConfig
 from uat.nn import structure
 from uat.nn.blocks import TransformerConfig
 from uat.nn.cache import KVCache
-from uat.spec import Spec
+from uat.spec import Box, Spec
 
 
 @dataclass(slots=True)
@@ -45,6 +45,10 @@ class Adapting(Policy):
         source = Vanilla(spec, VanillaConfig(**{f.name: getattr(config, f.name) for f in fields(VanillaConfig)}))
         self.backbone, self.head = source.backbone, source.head
         self._source = (source,)  # a tuple is no submodule: the weights have Vanilla's names, once
+
+    @classmethod
+    def refusal(cls, spec: Spec) -> str | None:
+        return f"adapts to how sure it is of choices, not of {spec.action}" if isinstance(spec.action, Box) else None
 
     @property
     def learner(self) -> Vanilla:

@@ -75,7 +75,7 @@ class BERT4Rec(Policy):
         head = ItemHead(config.d_model, spec.action.count, bias=True)
         self.head = head  # pyright: ignore[reportIncompatibleVariableOverride]
         self.mask_D = nn.Parameter(torch.empty(config.d_model))
-        self.places_SD = nn.Parameter(torch.empty(spec.horizon + 1, config.d_model))
+        self.places_SD = nn.Parameter(torch.empty(self._places(spec), config.d_model))
         for parameter in (self.mask_D, self.places_SD):
             nn.init.normal_(parameter, std=0.02)
         self.norm, self.drop = nn.LayerNorm(config.d_model), nn.Dropout(config.dropout)
@@ -90,7 +90,14 @@ class BERT4Rec(Policy):
 
     @classmethod
     def refusal(cls, spec: Spec) -> str | None:
+        if spec.horizon is None:
+            return "sees whole episodes, whose length decides its table of places: it takes a horizon, not None"
         return item_refusal(spec)
+
+    @staticmethod
+    def _places(spec: Spec) -> int:
+        assert spec.horizon is not None  # refused
+        return spec.horizon + 1
 
     # ------------------------------------------------------------ learning
 
@@ -174,7 +181,7 @@ class BERT4Rec(Policy):
 
     def _check(self, steps: int) -> int:
         """Refuse what is longer than the table of places."""
-        if steps > self.spec.horizon:
+        if steps >= len(self.places_SD):
             raise ValueError(
                 f"{steps} steps do not fit BERT4Rec's table of places, made for a horizon of {self.spec.horizon}"
             )

@@ -49,7 +49,7 @@ from uat.episode import Batch, Losses, Step, masked_sum
 from uat.methods.policy import Phase, Policy
 from uat.nn.ensemble import Ensemble, Units, gaussian_nll, laplace_nll
 from uat.settings import MOST_WIDTH, Amount, Between, Layers, Share, Steps, Width, check_fields
-from uat.spec import Assets, Discrete, Items, Spec, Vector
+from uat.spec import Assets, Discrete, Items, Named, Observations, Spec, Vector
 
 MOST_PLANS = 20_000
 """More are not compared at every step."""
@@ -120,7 +120,7 @@ class CaDM(Policy):
     def refusal(cls, spec: Spec) -> str | None:
         if not isinstance(spec.action, Discrete):
             return f"takes ids as actions, not {spec.action}"
-        return f"predicts numbers, and observations are {spec.obs}" if isinstance(spec.obs, Items) else None
+        return f"predicts numbers, and observations are {spec.obs}" if isinstance(spec.obs, Items | Named) else None
 
     # ------------------------------------------------------------ context
 
@@ -229,14 +229,14 @@ class CaDM(Policy):
         return _masked(scores_BA, step.allowed), CaDMState(recent_BKF, obs_BO)
 
 
-def _shape(obs: Vector | Items | Assets) -> tuple[int, int]:
+def _shape(obs: Observations) -> tuple[int, int]:
     """Axes of one observation, and how many numbers it is."""
     match obs:
         case Vector(width):
             return 1, width
         case Assets(count, features):
             return 2, count * features
-        case Items():
+        case _:
             raise ValueError(f"{obs} are no numbers")
 
 

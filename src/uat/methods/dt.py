@@ -45,6 +45,14 @@ class DTConfig(TransformerConfig):
     """The return so far enters its token times this; unset: one over the horizon. Chen et al. scale returns too."""
 
 
+def _return_scale(spec: Spec, config: DTConfig) -> float:
+    if config.return_scale is not None:
+        return config.return_scale
+    if spec.horizon is None:
+        raise ValueError("return_scale is unset, which means one over the horizon, and the problem has none: set it")
+    return 1 / spec.horizon
+
+
 @dataclass(slots=True)
 class DTState:
     cache: KVCache
@@ -58,7 +66,7 @@ class DT(TransformerPolicy):
     def __init__(self, spec: Spec, config: DTConfig) -> None:
         super().__init__(spec, config)
         self.sees = frozenset({"action", "reward"} if config.include_actions else {"reward"})
-        self.return_scale = 1 / spec.horizon if config.return_scale is None else config.return_scale
+        self.return_scale = _return_scale(spec, config)
         self.tokens_per_step = 3 if config.include_actions else 2
         self.backbone = Transformer(spec, config, utility=False, tokens_per_step=self.tokens_per_step)
         self.feedback = nn.Linear(2, config.d_model)  # W_f, b_f

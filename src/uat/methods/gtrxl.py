@@ -47,6 +47,8 @@ class GTrXL(Policy):
     def __init__(self, spec: Spec, config: GTrXLConfig) -> None:
         super().__init__(spec, config)
         memory = spec.horizon if config.memory is None else config.memory
+        if memory is None:
+            raise ValueError("memory is unset, which means the horizon, and the problem has none: set it")
         self.backbone = GatedTransformer(spec, config, memory=memory, gate_bias=config.gate_bias)
         self.head = build_head(spec, config.d_model)
 

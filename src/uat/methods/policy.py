@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from uat.acting import Behaviour
 from uat.contracts import Agent, Answers
+from uat.distributions import Distribution, distribution
 from uat.episode import Batch, Losses, Step, masked_sum
 from uat.nn.blocks import Trace, Transformer
 from uat.nn.heads import Head, HeadAnswers
@@ -101,6 +102,10 @@ class Policy(nn.Module, Agent[Any]):
     def sampling_seeds(self) -> list[Tensor]:
         """Return the buffers that decide what the loss draws; they are filled anew before each update."""
         return []
+
+    def distribution(self, numbers: Tensor, allowed: Tensor | None = None) -> Distribution:
+        """What the numbers that `step` and `logits` give mean: a distribution over actions."""
+        return distribution(self.spec, numbers, allowed)
 
     def final(self, batch: Batch) -> Tensor:
         """h (B, D) at the last real step of each episode, for whoever is asked there alone."""

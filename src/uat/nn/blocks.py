@@ -83,6 +83,18 @@ class Trace:
     """What each layer's attention projects; None where attention is of another kind."""
 
 
+def _table_rows(spec: Spec, config: TransformerConfig) -> int:
+    """Rows of the table of learned positions."""
+    if config.max_positions is not None:
+        return config.max_positions
+    if spec.horizon is None:
+        raise ValueError(
+            "positions='learned' need a table of some length, and the problem has no horizon: set max_positions, or "
+            "positions='rotary' (or 'none') and a context of remembered steps"
+        )
+    return spec.horizon + 1
+
+
 class FeedForward(nn.Sequential):
     def __init__(self, d_model: int, d_ff: int) -> None:
         super().__init__(nn.Linear(d_model, d_ff), nn.ReLU(), nn.Linear(d_ff, d_model))
@@ -136,7 +148,7 @@ class Transformer(nn.Module):
         self.config, self.tokens_per_step = config, tokens_per_step
         self.encoder = build_observation_encoder(spec, config.d_model)
         if config.positions == "learned":
-            self.positions = nn.Parameter(torch.empty(config.max_positions or spec.horizon + 1, config.d_model))
+            self.positions = nn.Parameter(torch.empty(_table_rows(spec, config), config.d_model))
             nn.init.normal_(self.positions, std=0.02)
         self.rotary = Rotary(config.d_model // config.num_heads) if config.positions == "rotary" else None
         self.norm = nn.LayerNorm(config.d_model)

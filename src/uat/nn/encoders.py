@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from uat.spec import Assets, Discrete, Items, Spec, Vector
+from uat.spec import Assets, Discrete, Items, Named, Observations, Spec, Vector
 
 
 class IdEmbedding(nn.Module):
@@ -52,8 +52,28 @@ class ZeroMap(nn.Module):
         return x.new_zeros(*x.shape[:-1], self.d_out)
 
 
+class NamedEncoder(nn.Module):
+    """The sum of what each part of a dictionary becomes: a linear map of all parts side by side, rows for ids."""
+
+    def __init__(self, space: Named, d_out: int) -> None:
+        super().__init__()
+        self.space = space
+        self.parts = nn.ModuleList(build_encoder(space.parts[name], d_out) for name in space.names)
+
+    def forward(self, row: Tensor) -> Tensor:
+        values = self.space.unpack(row)
+        encoded = [encode(values[name]) for name, encode in zip(self.space.names, self.parts, strict=True)]
+        return torch.stack(encoded).sum(0)
+
+
 def build_observation_encoder(spec: Spec, d_model: int) -> nn.Module:
-    match spec.obs:
+    return build_encoder(spec.obs, d_model)
+
+
+def build_encoder(space: Observations, d_model: int) -> nn.Module:
+    match space:
+        case Named():
+            return NamedEncoder(space, d_model)
         case Vector(width):
             return VectorEncoder(width, d_model, bias=True)
         case Assets(count, features):

@@ -12,12 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from uat.distributions import distribution
 from uat.nn import vocabulary
-from uat.spec import Discrete, Items, Spec
+from uat.spec import Box, Discrete, Items, Spec
 
 
 class Head(nn.Module, ABC):
-    """softmax(W h + b) over actions; a masked action has probability exactly zero."""
+    """The numbers W h + b of a distribution over actions; a masked action has probability exactly zero."""
 
     def __init__(self, d_model: int, count: int, *, bias: bool = True) -> None:
         super().__init__()
@@ -99,7 +100,27 @@ class WeightsHead(Head):
         return terms.sum(-1)
 
 
+class BoxHead(Head):
+    """Means and log-deviations of a Gaussian that is squashed to the limits of a box."""
+
+    def __init__(self, d_model: int, spec: Spec, box: Box) -> None:
+        super().__init__(d_model, box.numbers)
+        self.spec, self.box = spec, box
+
+    def logits(self, h: Tensor, allowed: Tensor | None = None) -> Tensor:
+        if allowed is not None:
+            self.box.refuse_mask()
+        return self.linear(h)
+
+    def nll(self, h: Tensor, target: Tensor, allowed: Tensor | None = None) -> Tensor:
+        """-log of the density at the target; padding may hold anything, and counts for nothing."""
+        known = torch.where(target.isfinite(), target, 0.0).to(h.dtype)
+        return -distribution(self.spec, self.logits(h, allowed)).log_prob(known)
+
+
 def build_head(spec: Spec, d_model: int) -> Head:
+    if isinstance(spec.action, Box):
+        return BoxHead(d_model, spec, spec.action)
     kind = DiscreteHead if isinstance(spec.action, Discrete) else WeightsHead
     return kind(d_model, spec.action.count)
 

@@ -1,9 +1,10 @@
-"""Which response and noise make the domain as hard as it is meant to be.
+"""Calibrate the response and noise of sepsis to the intended difficulty.
 
     python -m uat.paper.calibrate_sepsis > results/calibration/sepsis.json
 
-Plays the constant-hazard filter over a grid of both, and at the defaults every reference. The defaults are calibrated
-if that filter scores 0.80 to 0.84 overall and 0.57 to 0.63 post-shift. Random draws are fixed: the output is too.
+Scores the constant-hazard filter over a grid of both settings, and every reference at the defaults. The defaults are
+calibrated if that filter scores 0.80 to 0.84 overall and 0.57 to 0.63 post-shift. All random draws are fixed, so the
+output is reproducible.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ NOISES = (0.008, 0.01, 0.012, 0.014, 0.016)
 GOALS = {"accuracy": (0.80, 0.84), "post_shift_accuracy": (0.57, 0.63)}
 EPISODES, AT_ONCE = 4096, 256
 MEASURED = "constant-hazard"
-"""The reference that is calibrated."""
+"""The reference whose scores are calibrated."""
 
 
 def calibrate(
     responses: Sequence[float] = RESPONSES, noises: Sequence[float] = NOISES, episodes: int = EPISODES
 ) -> dict[str, Any]:
-    """Scores over the grid, and those of every reference at the defaults."""
+    """Scores over the grid, and scores of every reference at the defaults."""
     default = SepsisConfig()
     grid = []
     for response in responses:
         for noise in noises:
             domain = Sepsis(replace(default, response=response, state_noise=noise))
-            found = scores(domain, domain.references()[MEASURED], episodes)
-            row = {name: round(found[name], 4) for name in GOALS}
+            means = scores(domain, domain.references()[MEASURED], episodes)
+            row = {name: round(means[name], 4) for name in GOALS}
             grid.append({"response": response, "state_noise": noise, **row, "meets_goals": meets_goals(row)})
     domain = Sepsis(default)
     agents: dict[str, Agent[Any] | None] = {**domain.references(), "expert": None}
@@ -50,19 +51,19 @@ def calibrate(
         "defaults": asdict(default),
         "episodes": episodes,
         "goals": {name: list(ends) for name, ends in GOALS.items()},
-        "at_defaults": {name: {k: round(v, 4) for k, v in found.items()} for name, found in at_defaults.items()},
+        "at_defaults": {name: {k: round(v, 4) for k, v in means.items()} for name, means in at_defaults.items()},
         "defaults_meet_goals": meets_goals(at_defaults[MEASURED]),
         "calibrated": MEASURED,
         "grid": grid,
     }
 
 
-def meets_goals(found: dict[str, float]) -> bool:
-    return all(low <= found[name] <= high for name, (low, high) in GOALS.items())
+def meets_goals(means: dict[str, float]) -> bool:
+    return all(low <= means[name] <= high for name, (low, high) in GOALS.items())
 
 
 def scores(domain: Sepsis, agent: Agent[Any] | None, episodes: int) -> dict[str, float]:
-    """The mean of each metric over validation episodes, played by the agent, or by the expert."""
+    """Mean of each metric over validation episodes played by the agent, or by the expert if it is None."""
     simulator, seed, parts = domain.simulator("validation", "cpu"), split_seed("validation", 0), []
     spec, actions = domain.spec, simulator.physiology.effect_RA.shape[1]
     for begin in range(0, episodes, AT_ONCE):

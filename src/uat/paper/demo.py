@@ -1,4 +1,4 @@
-"""`uat demo`: Vanilla and UAT on DarkRoom, side by side, and a page to look at."""
+"""`uat demo`: train Vanilla and UAT on DarkRoom, and write a page that compares them."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def demo(
     threads: int | None = None,
     progress: ShowProgress | None = None,
 ) -> tuple[list[dict[str, Any]], Path]:
-    """Train both (or go on with the runs that lie there), score them, write the page; its table and its path.
+    """Train both methods, or resume their runs, score them and write the page; return its table and its path.
 
-    threads: CPU threads; unset: UAT_THREADS, or one.
+    threads: CPU threads; by default UAT_THREADS, or one.
     """
     with cpu_threads(threads):
         return _demo(out, preset, seed, device, progress)
@@ -51,23 +51,24 @@ def _demo(
         config = recipe("darkroom", method, preset, seed=seed)
         runs[method] = train(config, out / method, resume=(out / method).exists(), device=device, progress=progress)
         seconds[method] = sum(row["seconds"] for row in runs[method].rows("timing.jsonl"))
-    found = {method: evaluate(run, references=method == "uat", device=device) for method, run in runs.items()}
-    rows = table(found, runs, seconds)
+    evaluations = {method: evaluate(run, references=method == "uat", device=device) for method, run in runs.items()}
+    rows = table(evaluations, runs, seconds)
     page = out / "demo.html"
     write_page(page_data(rows, runs, pick_device(device)), page)
     return rows, page
 
 
-def table(found: dict[str, Evaluation], runs: dict[str, Run], seconds: dict[str, float]) -> list[dict[str, Any]]:
-    """One row per method and reference, best informed last."""
-    values = {method: {s.metric: s.value for s in one.scores if s.method == method} for method, one in found.items()}
+def table(evaluations: dict[str, Evaluation], runs: dict[str, Run], seconds: dict[str, float]) -> list[dict[str, Any]]:
+    """One row per method and reference, ordered by the information that each has."""
+    values = {name: {s.metric: s.value for s in one.scores if s.method == name} for name, one in evaluations.items()}
+    references = evaluations["uat"]
     values |= {
-        name: {s.metric: s.value for s in found["uat"].scores if s.method == name} for name in (CEILING, EXPERT, RANDOM)
+        name: {s.metric: s.value for s in references.scores if s.method == name} for name in (CEILING, EXPERT, RANDOM)
     }
     blind, ceiling = values["vanilla"]["accuracy"], values[CEILING]["accuracy"]
     rows = []
     for method in (RANDOM, *COMPARED, CEILING, EXPERT):
-        low, high = found.get(method, found["uat"]).interval(method, "accuracy")
+        low, high = evaluations.get(method, references).interval(method, "accuracy")
         trained = method in COMPARED
         row = {
             "method": method,
@@ -85,7 +86,7 @@ def table(found: dict[str, Evaluation], runs: dict[str, Run], seconds: dict[str,
 
 
 def page_data(rows: list[dict[str, Any]], runs: dict[str, Run], device: torch.device) -> dict[str, Any]:
-    """What the page draws; its shape is described in page.py."""
+    """Data of the page; page.py describes its shape."""
     domain, count = runs["uat"].config.build_domain(), torch.get_num_threads()
     cpu = f"CPU, {count} thread{'' if count == 1 else 's'}"
     return {
@@ -115,7 +116,7 @@ def _point(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def episodes(policies: dict[str, Policy], domain: Any) -> list[dict[str, Any]]:
-    """The first test episodes, played by each policy, with what it attended to."""
+    """The first test episodes as played by each policy, with its attention."""
     shown: list[dict[str, Any]] = [{"name": f"test episode {i + 1}", "policies": {}} for i in range(SHOWN_EPISODES)]
     for method, policy in policies.items():
         player = RolloutRunner(policy, domain.simulator("test", "cpu"), device=torch.device("cpu"), sampled=False)

@@ -1,4 +1,4 @@
-"""Draws one test episode for a person to read: the patient's state, what was given, and the regime that nobody saw.
+"""Plot one test episode: the patient's state, the treatment, and the hidden regime.
 
 python -m uat.paper.draw_sepsis docs/domains/sepsis-episode.png [EPISODE]
 """
@@ -22,12 +22,12 @@ from uat.episode import Trajectory
 from uat.files import replacing
 
 COLOURS = ("#56B4E9", "#E69F00", "#009E73")
-"""Okabe and Ito's palette; one per regime."""
+"""Okabe and Ito's palette, one colour per regime."""
 LINES = {"SOFA": "#000000", "lactate": "#D55E00", "MAP": "#0072B2"}
 
 
 def example(episode: int) -> Trajectory:
-    """A test episode as the filter that knows the segment lengths plays it."""
+    """A test episode as played by the filter that knows the segment lengths."""
     domain = Sepsis(SepsisConfig())
     simulator = domain.simulator("test", "cpu")
     return rollout(
@@ -36,7 +36,7 @@ def example(episode: int) -> Trajectory:
 
 
 def draw(trajectory: Trajectory, file: Path) -> None:
-    """The first episode of a trajectory."""
+    """Plot the first episode of a trajectory."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ValueError("the drawing needs matplotlib, which is not installed: pip install 'uat-transformer[bench]'")
     figure = importlib.import_module("matplotlib.figure").Figure(figsize=(9, 6.5), layout="constrained")
@@ -76,7 +76,7 @@ def draw(trajectory: Trajectory, file: Path) -> None:
 
 
 def _shade(axes: Any, regimes: list[int]) -> None:
-    """A band of the regime's colour behind every segment."""
+    """Shade every segment in the colour of its regime."""
     begin = 0
     for t in range(1, len(regimes) + 1):
         if t == len(regimes) or regimes[t] != regimes[begin]:

@@ -1,8 +1,8 @@
-"""The ordinary task of sequential recommenders: which item comes next? Leave-one-out, ranked against all items.
+"""The standard task of sequential recommenders: predict the next item, with leave-one-out splits and full ranking.
 
-It tells whether a recommender is a good one, on a task with published figures (docs/next_item.md). The last item of
-each user is the test, the one before it validates, and the rest is learnt from; items that the user has seen are left
-out of the ranking. Any policy that observes items and answers with items can be asked.
+It checks the quality of a recommender on a task with published results (docs/next_item.md). The last item of each user
+is for testing, the one before it for validation, and the rest for training. Items that the user has already seen are
+excluded from the ranking. Any policy whose observations and actions are items can be evaluated.
 
 Axes: U users, N interactions, T time, I items, B users of a batch.
 """
@@ -40,25 +40,27 @@ from uat.training.surroundings import precision, seeded
 
 Array = Any
 ASKED_AT_ONCE = 1024
-"""Users that are ranked at one time."""
+"""Number of users per ranking batch."""
 
 
-# ---------------------------------------------------------------- who saw what, in order
+# ---------------------------------------------------------------- sequences
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sequences:
-    """What each user saw, in order of time, user by user."""
+    """Interactions of each user in order of time, user by user."""
 
     item_N: Array
     """Items 0 .. count - 1."""
     first_U: Array
-    """Where each user begins; one entry more than there are users."""
+    """Index of each user's first interaction, followed by the total number."""
 
     @classmethod
     def of(cls, user_N: Array, item_N: Array, time_N: Array, *, least: int = 5) -> Sequences:
-        """Users and items with at least so many interactions (each counted once, before any is left out), in order
-        of time; what happened at the same time stays as it came."""
+        """Keep users and items with at least `least` interactions, counted before filtering, and sort by time.
+
+        Simultaneous interactions keep their order.
+        """
         enough = [np.bincount(ids_N)[ids_N] >= least for ids_N in (user_N, item_N)]
         kept_N = np.flatnonzero(enough[0] & enough[1])
         order_N = kept_N[np.lexsort((time_N[kept_N], user_N[kept_N]))]
@@ -69,7 +71,7 @@ class Sequences:
     def __post_init__(self) -> None:
         if len(self.first_U) < 2 or np.diff(self.first_U).min() < 4:
             raise ValueError(
-                "every user needs at least 4 interactions: two to learn from, one to validate, one to test"
+                "every user needs at least 4 interactions: two for training, one for validation, one for testing"
             )
 
     @property
@@ -99,7 +101,7 @@ class Sequences:
 
 @dataclass(slots=True, kw_only=True)
 class Questions(TensorFields):
-    """The last items that each user had seen, which item came then, and which had ever been seen."""
+    """Prediction tasks: the last items of each user, the next item, and all items seen before."""
 
     obs_UT: Tensor
     target_U: Tensor
@@ -111,12 +113,12 @@ class Questions(TensorFields):
 
 @dataclass(slots=True, kw_only=True)
 class LeaveOneOut(TensorFields):
-    """Sequences as tables: the newest steps of each user, padded behind with -1."""
+    """Sequences as tables: the newest steps of each user, padded at the end with -1."""
 
     obs_UT: Tensor
-    """The items to learn from,"""
+    """Input items for training."""
     target_UT: Tensor
-    """and those that follow them."""
+    """The item that follows each input item."""
     validation: Questions
     test: Questions
 
@@ -127,7 +129,7 @@ class LeaveOneOut(TensorFields):
         user_N = torch.repeat_interleave(end_U - first_U)
 
         def newest(until_U: Tensor, ahead: int = 0) -> Tensor:
-            """The last items before a place in each user's sequence, or those that stand further ahead."""
+            """The last items before an index in each user's sequence, shifted by `ahead`."""
             place_UT = torch.maximum(first_U, until_U - length)[:, None] + torch.arange(length)
             item_UT = item_N[(place_UT + ahead).clamp_max(len(item_N) - 1)]
             return item_UT.masked_fill(place_UT >= until_U[:, None], NO_ACTION)
@@ -147,12 +149,12 @@ class LeaveOneOut(TensorFields):
 
 
 def next_item_spec(num_items: int, length: int) -> Spec:
-    """The task as a decision problem: what is observed are items, and so is the answer."""
+    """The task as a decision problem, with items as observations and actions."""
     return Spec(obs=Items(num_items), action=Discrete(num_items), horizon=length)
 
 
 def as_batch(obs_BT: Tensor, target_BT: Tensor | None = None) -> Batch:
-    """No feedback comes with the task."""
+    """A batch without feedback."""
     none_BT = torch.full_like(obs_BT, NO_ACTION)
     return Batch(
         obs=obs_BT,
@@ -167,7 +169,7 @@ def as_batch(obs_BT: Tensor, target_BT: Tensor | None = None) -> Batch:
 
 
 def rank(score_BI: Tensor, target_B: Tensor, seen_BI: Tensor) -> dict[str, Tensor]:
-    """Each metric (B,) of the target among all items that had not been seen; equal scores stand in random order."""
+    """Each metric (B,) of the target's rank among all unseen items; ties count as in random order."""
     score_BI = score_BI.float().masked_fill(seen_BI, -math.inf)
     own_B1 = score_BI.gather(1, target_B[:, None])
     above_B = (score_BI > own_B1).sum(1)
@@ -177,14 +179,14 @@ def rank(score_BI: Tensor, target_B: Tensor, seen_BI: Tensor) -> dict[str, Tenso
 
 @torch.no_grad()
 def ask(policy: Policy, questions: Questions) -> dict[str, float]:
-    """The mean of each metric over all users."""
+    """Mean of each metric over all users."""
     policy.eval()
-    found = []
+    parts = []
     for begin in range(0, len(questions.target_U), ASKED_AT_ONCE):
         some = questions.rows(slice(begin, begin + ASKED_AT_ONCE))
         score_BI = policy.read(as_batch(some.obs_UT)).every(slice(None))
-        found.append(rank(score_BI, some.target_U, some.seen_UI))
-    return {name: torch.cat([one[name] for one in found]).mean().item() for name in found[0]}
+        parts.append(rank(score_BI, some.target_U, some.seen_UI))
+    return {name: torch.cat([part[name] for part in parts]).mean().item() for name in parts[0]}
 
 
 # ---------------------------------------------------------------- learning
@@ -193,15 +195,15 @@ def ask(policy: Policy, questions: Questions) -> dict[str, float]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextItemConfig:
     length: Steps = 200
-    """Newest items of a user that are looked at."""
+    """Number of a user's newest items in the input."""
     batch_size: Count = 128
     """Users per optimizer step."""
     lr: Scale = 1e-3
     """Adam's learning rate."""
     epochs: Epochs = 100
-    """Most passes over all users."""
+    """Maximum number of passes over all users."""
     patience: Epochs = 10
-    """Passes without a better NDCG@10 in validation after which training stops."""
+    """Number of passes without a better validation NDCG@10 after which training stops."""
     precision: Precision = "tf32"
     """Arithmetic, as in training."""
     seed: Seed = 0
@@ -212,7 +214,7 @@ class NextItemConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a training: metrics at the pass that validated best."""
+    """Result of a training: metrics at the pass with the best validation."""
 
     validation: dict[str, float]
     test: dict[str, float]
@@ -221,7 +223,7 @@ class Outcome:
     seconds: float
 
     def rows(self, method: str, dataset: str, seed: int, users: int) -> list[Score]:
-        """Everything as rows, how long it took included."""
+        """All metrics as rows, including the training time."""
         place = {"run": "", "method": method, "domain": "next-item", "task": dataset, "setting": "leave-one-out"}
         spent = {"best_epoch": float(self.best_epoch), "epochs": float(self.epochs), "seconds": self.seconds}
         parts = {"validation": self.validation, "test": self.test, "train": spent}
@@ -233,18 +235,18 @@ class Outcome:
 
 
 class Learner:
-    """A policy, and the optimizer step that teaches it; everything lies on the device."""
+    """A policy and its optimizer step, with all data on the device."""
 
     def __init__(self, policy: Policy, data: LeaveOneOut, config: NextItemConfig) -> None:
         self.policy, self.data, self.config = policy, data, config
         self.engine, self.phase = Engine(policy), policy.phases()[0]
         self.optimizer = build_optimizer(policy, TrainConfig(lr=config.lr, weight_decay=0.0))
         self.row_B = torch.full((config.batch_size,), -1, device=data.obs_UT.device)
-        """Users of the batch; -1 fills up the last one."""
+        """Users of the batch, padded with -1."""
         self.step: Callable[[], dict[str, Tensor]] = self.plain_step
 
     def capture(self) -> None:
-        """One CUDA graph for the whole step."""
+        """Capture the whole step as one CUDA graph, if possible."""
         state = [tensor for one in self.optimizer.state.values() for tensor in one.values()]
         self.row_B.copy_(torch.arange(len(self.row_B)))
         captured = captured_or_none(self.plain_step, "the step", preserve=[*self.policy.parameters(), *state])
@@ -258,7 +260,7 @@ class Learner:
             return optimize(self.phase, as_batch(obs_BT, target_BT), self.optimizer, math.inf)
 
     def epoch(self, index: int) -> float:
-        """One pass over all users in a new order; the mean loss of its steps."""
+        """Train on all users once, in a new random order; return the mean loss."""
         losses, users, seed = [], len(self.data.obs_UT), self.config.seed
         share_1U = uniform(seed, "next-item.order", torch.tensor([index], device=self.row_B.device), users)
         for number, row_B in enumerate(share_1U[0].argsort().split(len(self.row_B))):
@@ -273,7 +275,7 @@ class Learner:
 def learn(
     method: str, settings: dict[str, Any], sequences: Sequences, config: NextItemConfig, device: torch.device
 ) -> Iterator[str | Outcome]:
-    """Train until validation gets no better; a line for each pass, and at last what came of it."""
+    """Train until validation stops improving; yield a line for each pass, and finally the outcome."""
     data = LeaveOneOut.of(sequences, config.length).to(device)
     with cpu_threads(), seeded(config.seed, device), precision(config.precision):
         entry, spec = METHODS[method], next_item_spec(sequences.num_items, config.length)
@@ -284,10 +286,10 @@ def learn(
         best, weights, best_epoch, epoch, started = -math.inf, {}, 0, 0, time.perf_counter()
         validation: dict[str, float] = {}
         for epoch in range(1, config.epochs + 1):
-            loss, found = learner.epoch(epoch), ask(policy, data.validation)
-            yield f"epoch {epoch}: loss {loss:.4f}, validation ndcg@10 {found['ndcg@10']:.4f}"
-            if found["ndcg@10"] > best:
-                best, best_epoch, validation = found["ndcg@10"], epoch, found
+            loss, metrics = learner.epoch(epoch), ask(policy, data.validation)
+            yield f"epoch {epoch}: loss {loss:.4f}, validation ndcg@10 {metrics['ndcg@10']:.4f}"
+            if metrics["ndcg@10"] > best:
+                best, best_epoch, validation = metrics["ndcg@10"], epoch, metrics
                 weights = {name: value.clone() for name, value in policy.state_dict().items()}
             elif epoch - best_epoch >= config.patience:
                 break

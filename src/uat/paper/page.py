@@ -1,6 +1,6 @@
-"""The demo page: one HTML file that draws everything from one JSON object and loads nothing.
+"""The demo page: one HTML file that draws everything from one embedded JSON object and loads nothing else.
 
-Shape of the JSON. T steps, L layers, times and cells count from 0, a cell is row * grid + column;
+Shape of the JSON: T steps, L layers; times and cells count from 0; a cell is row * grid + column;
 a value marked `| null` is null where it does not apply.
 
     title, subtitle, command, device, version, task   text
@@ -30,12 +30,12 @@ PLACEHOLDER = "__DATA__"
 
 
 def write_page(data: Mapping[str, object], path: Path) -> None:
-    """Write the page for `data`; a reader of `path` sees the old page or the new one, never half."""
+    """Write the page for `data` atomically."""
     write_atomically(path, fill(_template(), data).encode())
 
 
 def fill(template: str, data: Mapping[str, object]) -> str:
-    """The template with `data` in its place. Without a `<`, no text can close the script around it."""
+    """Insert `data` into the template. Every `<` is escaped, so that no text can close the script around it."""
     text = json.dumps(dict(data), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     if template.count(PLACEHOLDER) != 1:
         raise ValueError(f"the template must hold {PLACEHOLDER} once, not {template.count(PLACEHOLDER)} times")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from uat.checks import Array, check_actions, check_mask, check_observations, check_rewards, most_reward
-from uat.spec import Assets, Discrete, Items, Spec, Vector
+from uat.spec import Box, Discrete, Items, Named, Spec, Weights
 
 Values = NDArray[Any]
 FLOAT32, FLOAT64, INT64, BOOL = (np.dtype(name) for name in ("float32", "float64", "int64", "bool"))
@@ -32,19 +32,15 @@ class Entrance:
 
     def __init__(self, spec: Spec, streams: int) -> None:
         self.spec, self.streams, self.shape_BA = spec, (streams,), (streams, spec.action.count)
-        match spec.obs:
-            case Vector(width):
-                self.obs_shape = (streams, width)
-            case Assets(count, features):
-                self.obs_shape = (streams, count, features)
-            case Items():
-                self.obs_shape = (streams,)
+        self.obs_shape = (streams, *spec.obs.shape)
         self.items = spec.obs.count if isinstance(spec.obs, Items) else None
-        self.discrete = isinstance(spec.action, Discrete)
         self.most_earned = 0.99 * most_reward(spec) ** 2
 
     def observations(self, obs: Array) -> Values:
-        x = numbers(obs, self.obs_shape) if self.items is None else ids(obs, self.obs_shape, self.items)
+        if isinstance(self.spec.obs, Named):
+            x = None  # a dictionary
+        else:
+            x = numbers(obs, self.obs_shape) if self.items is None else ids(obs, self.obs_shape, self.items)
         return check_observations(obs, self.spec, self.streams).numpy() if x is None else x
 
     def rewards(self, reward: Array) -> Values:
@@ -52,10 +48,18 @@ class Entrance:
         return check_rewards(reward, self.spec, self.streams).numpy() if x is None else x
 
     def actions(self, action: Array) -> Values:
-        x = ids(action, self.streams, self.shape_BA[1]) if self.discrete else weights(action, self.shape_BA)
+        match self.spec.action:
+            case Discrete(count):
+                x = ids(action, self.streams, count)
+            case Weights():
+                x = weights(action, self.shape_BA)
+            case Box():
+                x = None
         return check_actions("action", action, self.spec, self.streams).numpy() if x is None else x
 
     def allowed(self, allowed: Array) -> Values:
+        if isinstance(self.spec.action, Box):
+            self.spec.action.refuse_mask()
         x = _array(allowed, self.shape_BA)
         if x is None or x.dtype != BOOL:
             x = check_mask("allowed", allowed, self.shape_BA).numpy()

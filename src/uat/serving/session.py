@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from uat.checks import Array, as_tensor
-from uat.contracts import choose
+from uat.distributions import choose
 from uat.engines import Engine, FusedEngine, NumpyEngine, plan_session
 from uat.episode import Step
 from uat.methods import Policy
@@ -42,7 +42,14 @@ def _check_policy(policy: Policy) -> Policy:
 
 def _most_steps(policy: Policy) -> int | None:
     """How many steps a stream may have where the user does not say; None: no limit."""
-    return None if policy.endless else policy.spec.horizon
+    if policy.endless:
+        return None
+    if policy.spec.horizon is None:
+        raise ValueError(
+            f"capacity: the problem has no horizon, and the memory of this {type(policy).__name__} grows with its "
+            "streams: say how many steps a stream may have, or train with a context and positions that do not end"
+        )
+    return policy.spec.horizon
 
 
 class Session:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from uat.config import RunConfig
 from uat.memory import check_fits
 from uat.methods import METHODS
 from uat.runs import empty_policy
-from uat.spec import Assets, Items, Spec, Weights
+from uat.spec import Discrete, Spec
 
 COPIES = 4
 """Of every weight: itself, its gradient, and the two moments of the optimizer."""
@@ -37,13 +38,7 @@ def check_memory(config: RunConfig, spec: Spec, device: torch.device, *, share: 
 
 def numbers_per_step(spec: Spec, config: Any) -> int:
     """What training keeps of one step of an episode: what is told of it, and what its gradients need."""
-    match spec.obs:
-        case Items():
-            obs = 1
-        case Assets(count, features):
-            obs = count * features
-        case vector:
-            obs = vector.width
-    action = spec.action.count if isinstance(spec.action, Weights) else 1
+    obs = math.prod(spec.obs.shape)
+    action = 1 if isinstance(spec.action, Discrete) else spec.action.count
     width, layers = getattr(config, "d_model", 0), getattr(config, "num_layers", 0)
     return 2 * obs + 4 * action + layers * (PER_LAYER * width + 2 * getattr(config, "d_ff", 0))

@@ -27,7 +27,7 @@ from uat.paper.studies import STUDIES, Reproduce, efficiency, executors, reprodu
 from uat.paper.studies.__main__ import main as plain_main
 from uat.paper.studies.cells import Filter, jobs
 from uat.paper.studies.files import Results, read
-from uat.paper.studies.probes import seen
+from uat.paper.studies.probes import read_trace
 from uat.paper.studies.reproduce import cells_of, evaluations, pairs, references
 from uat.paper.studies.work import Note
 from uat.rows import EFFICIENCY, SCORES
@@ -181,14 +181,14 @@ def test_a_probe_waits_for_both_methods_and_keeps_what_it_has_seen(tmp_path: Pat
     """Half of what is compared is no failure; and a smaller grid leaves what was seen of a larger one."""
     whole = {"study": "mechanism", "methods": (), "seeds": (0, 1)}
     assert reproduce(tiny(tmp_path, **{**whole, "methods": ("uat",)})).failed == {}
-    assert seen(tmp_path, "attention") is None
+    assert read_trace(tmp_path, "attention") is None
     assert reproduce(tiny(tmp_path, **whole)).failed == {}
-    trace = seen(tmp_path, "attention")
+    trace = read_trace(tmp_path, "attention")
     assert trace is not None
     assert len(trace.runs) == 4
     for fewer in ({"methods": ("uat",)}, {"seeds": (0,)}):
         assert reproduce(tiny(tmp_path, **{**whole, **fewer})).failed == {}
-        now = seen(tmp_path, "attention")
+        now = read_trace(tmp_path, "attention")
         assert now is not None
         assert now.runs == trace.runs
 
@@ -283,7 +283,7 @@ def test_a_worker_computes_on_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
-    executors._settle_down(3, "cuda")
+    executors._choose_device(3, "cuda")
     assert executors.own_device(3, "cuda") == "cuda:1"
     assert chosen == ["cuda:1"]
 

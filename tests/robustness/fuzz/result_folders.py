@@ -17,7 +17,7 @@ from uat.paper.report.figures import DRAWINGS
 from uat.paper.report.rows import Rows
 from uat.paper.studies.files import PAIR_KEY, SCORE_KEY, SUMMARY_KEY, Results
 from uat.paper.studies.grids import STUDIES
-from uat.paper.studies.probes import seen
+from uat.paper.studies.probes import read_trace
 
 COMMITTED = Path(__file__).parents[3] / "results" / "paper"
 MOST = 30
@@ -53,7 +53,7 @@ def read_all(results: Path) -> None:
         found.read(kind)
     found.timings()
     for probe in ("attention", "gate", "kinetics"):
-        seen(results, probe)
+        read_trace(results, probe)
 
 
 def tables(results: Path) -> None:

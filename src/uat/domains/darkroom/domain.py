@@ -5,7 +5,7 @@ Axes: B episodes, T time, A actions, C cells of the agent, G cells of the goal.
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from uat.domains.darkroom.world import MANY_WORLDS, DarkRoomConfig, DarkRoomSimu
 from uat.domains.domain import Domain, Split
 from uat.episode import Trajectory, episode_mean
 from uat.metrics import Metric
+from uat.settings import changed_fields
 
 
 class DarkRoom(Domain):
@@ -82,7 +83,7 @@ class DarkRoom(Domain):
 
 def _setting(config: DarkRoomConfig) -> str:
     """The fields beside the schedule that are not at their defaults: "tie_break=row-first,size=8"."""
-    changed = {f.name: getattr(config, f.name) for f in fields(config) if getattr(config, f.name) != f.default}
+    changed = changed_fields(config)
     changed.pop("schedule", None)
     if "shift_steps" in changed:
         changed["shift_steps"] = "+".join(map(str, config.shift_steps))

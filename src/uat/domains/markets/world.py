@@ -20,7 +20,7 @@ Axes: B windows, T time, N assets, F indicators, A cash and assets, X decision d
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -34,7 +34,7 @@ from uat.domains.domain import Split
 from uat.domains.markets.tables import Suspensions, Tables, Windows, build, grown, load, windows
 from uat.episode import Noise
 from uat.noise import uniform
-from uat.settings import MOST_STEPS, Between, Decay, Delay, Inner, Scale, Steps, Width, check_fields
+from uat.settings import MOST_STEPS, Between, Decay, Delay, Inner, Scale, Steps, Width, changed_fields, check_fields
 from uat.spec import Assets, Spec, Weights
 
 
@@ -93,7 +93,7 @@ class MarketsConfig:
     @property
     def setting(self) -> str:
         """The fields that are not at their defaults: "cost=0.001,days=400"; data by their name, wherever they lie."""
-        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        changed = changed_fields(self)
         if self.data:
             changed["data"] = Path(self.data).stem
         return ",".join(f"{name}={value}" for name, value in changed.items()) or "default"

@@ -19,7 +19,7 @@ Axes: B episodes, T time, I items, K candidates, W windows, R some of the episod
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
@@ -34,7 +34,7 @@ from uat.domains.movielens.ranking import Ranking, drawn, ranks
 from uat.domains.movielens.regime import Catalogue, RegimeLaw, rewards
 from uat.episode import Noise, Trajectory
 from uat.noise import integers
-from uat.settings import MOST_COUNT, Between, Count, Delay, Steps, check_fields
+from uat.settings import MOST_COUNT, Between, Count, Delay, Steps, changed_fields, check_fields
 from uat.spec import Discrete, Items, Spec
 
 AT_ONCE = 1 << 22
@@ -78,7 +78,7 @@ class MovieLensConfig:
     @property
     def setting(self) -> str:
         """The fields that are not at their defaults: "delay=3"; data by their name, wherever they lie."""
-        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        changed = changed_fields(self)
         if self.path:
             changed["path"] = Path(self.path).stem
         return ",".join(f"{name}={value}" for name, value in changed.items()) or "default"

@@ -5,7 +5,6 @@ Axes: B episodes, T time.
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from uat.domains.sepsis.treatment import REGIMES
 from uat.domains.sepsis.world import SepsisConfig, SepsisSimulator
 from uat.episode import Trajectory
 from uat.metrics import Metric
+from uat.settings import changed_fields
 
 POST_SHIFT_STEPS = 5
 """Steps of each new regime that count as post-shift."""
@@ -45,7 +45,7 @@ class Sepsis(Domain):
         self.config = config
         self.spec = config.spec
         self.task = "regimes"
-        changed = {f.name: getattr(config, f.name) for f in fields(config) if getattr(config, f.name) != f.default}
+        changed = changed_fields(config)
         if config.cohort is not None:
             changed["cohort"] = Path(config.cohort).stem  # by its name, wherever it lies
         self.setting = ",".join(f"{name}={value}" for name, value in changed.items()) or "default"

@@ -1,4 +1,4 @@
-"""What happens inside trained policies: attention under shifts, gates by regime, accuracy around shifts."""
+"""Analyses of trained policies: attention under shifts, gates by regime, accuracy around shifts."""
 
 from uat.paper.mechanism.attention import (
     AttentionStudy,

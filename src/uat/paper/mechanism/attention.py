@@ -1,10 +1,10 @@
-"""What policies attend to when the world changes under them (paper, figure "Cyclic-shift attention on DarkRoom").
+"""Attention of policies when the goal shifts within an episode (paper, figure "Cyclic-shift attention on DarkRoom").
 
-Trained policies play episodes that are longer than those of training and whose goal shifts inside; nothing is trained
-again. Their position tables must reach so far: train with `method.max_positions` 151 and `train.random_start`.
+Trained policies, without further training, play episodes that are longer than in training and contain shifts of the
+goal. Their position tables must cover these episodes: train with `method.max_positions` 151 and `train.random_start`.
 
-Logits count only in comparison to the other keys of the same query: a number added to all of them changes nothing.
-Maps of logits are therefore centred: less the mean over the keys that the query sees.
+Only differences between the logits of one query matter, since a constant added to all of them changes nothing. Maps of
+logits are therefore centred: the mean over the visible keys of each query is subtracted.
 
 Axes: S seeds of training, E episodes, K shifts, L layers, B batch, H heads, T time (query, then key).
 """
@@ -31,9 +31,9 @@ from uat.threads import cpu_threads
 from uat.training.surroundings import pick_device
 
 STEPS, SHIFTS, EPISODES = 150, (50, 100), 32
-"""One episode of 150 steps with two shifts, 32 of them."""
+"""Steps of an episode, times of its shifts, and the number of episodes."""
 QUANTITIES: dict[str, int | None] = {"post_shift_mass": None, "early_post_shift_mass": 15}
-"""What is measured of the maps: by all steps after a shift, and by the first of them."""
+"""Measured quantities: attention of all steps after a shift (None), or of the first steps after it."""
 Floats = NDArray[np.float64]
 
 
@@ -42,10 +42,10 @@ Floats = NDArray[np.float64]
 
 @torch.no_grad()
 def attention_maps(policy: Policy, batch: Batch) -> Tensor:
-    """What every step attends to, in all layers and heads: (L, B, H, T, T), from query to key; rows sum to one.
+    """Attention of every step in all layers and heads (L, B, H, T, T), from query to key; rows sum to one.
 
-    Where a step is several tokens (DT), the query is the one that the action is read off, and attention to a step is
-    that to all its tokens.
+    If a step is several tokens (DT), the query is the token that predicts the action, and the attention to a step is
+    the sum over its tokens.
     """
     alpha = policy.eval().trace(batch).attention_LBHTT
     per_step, steps = getattr(policy, "tokens_per_step", 1), batch.valid.shape[1]
@@ -56,28 +56,28 @@ def attention_maps(policy: Policy, batch: Batch) -> Tensor:
 
 @torch.no_grad()
 def logit_split(policy: Policy, batch: Batch) -> tuple[Tensor, Tensor]:
-    """What observations and what feedback contribute to attention's logits: base and modulation, (L, B, H, T, T).
+    """Split attention logits into contributions of observations (base) and feedback (modulation), (L, B, H, T, T).
 
-    Their sum is the logit. Entries right of the diagonal are of keys that the query does not see. Modulation is zero
-    where feedback does not enter by gates.
+    The logit is the sum of both. Entries right of the diagonal belong to keys that the query does not see. The
+    modulation is zero for policies without gates.
     """
     if not isinstance(policy, TransformerPolicy):
-        raise ValueError(f"{type(policy).__name__} is not on the shared backbone: its logits have no such parts")
+        raise ValueError(f"{type(policy).__name__} does not use the shared backbone, so its logits cannot be split")
     return policy.backbone.split_logits(policy.eval().trace(batch))
 
 
 def centred(logits: Tensor) -> Tensor:
-    """(..., T, T) less the mean over the keys that each query sees; NaN where a key is not seen."""
+    """Subtract each query's mean over visible keys from logits (..., T, T); NaN for keys that are not visible."""
     unseen_TT = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).triu(1)
     known = logits.masked_fill(unseen_TT, torch.nan)
     return known - known.nanmean(-1, keepdim=True)
 
 
 def post_shift_mass(attention_LBHTT: Tensor, shifts: Sequence[int], first: int | None = None) -> Tensor:
-    """(K, B) attention that steps after a shift pay to steps after it, themselves included.
+    """Attention (K, B) of the steps after a shift to the steps after that shift, including themselves.
 
-    A mean over layers, heads and the steps of the segment that the shift begins, which ends with the next one; or over
-    the first so many of them, while most of the past is still of the old goal.
+    The mean over layers, heads and the steps of the segment between the shift and the next one; or over its `first`
+    steps, when most of the past still belongs to the old goal.
     """
     alpha_BTT, masses = attention_LBHTT.mean((0, 2)), []
     for begin, end in zip(shifts, [*shifts[1:], alpha_BTT.shape[-1]], strict=True):
@@ -87,7 +87,7 @@ def post_shift_mass(attention_LBHTT: Tensor, shifts: Sequence[int], first: int |
 
 
 def even_mass(steps: int, shifts: Sequence[int], first: int | None = None) -> list[float]:
-    """What `post_shift_mass` is for who attends to all of the past alike."""
+    """`post_shift_mass` of uniform attention to the whole past."""
     even_TT = torch.ones(steps, steps).tril()
     return post_shift_mass((even_TT / even_TT.sum(-1, keepdim=True))[None, None, None], shifts, first)[:, 0].tolist()
 
@@ -104,7 +104,7 @@ def shifted_episodes(
     episodes: int = EPISODES,
     device: torch.device | str | None = None,
 ) -> tuple[Policy, Trajectory]:
-    """A run's policy and the long episodes that it plays greedily; the same worlds for every run of a task."""
+    """A run's policy and the long episodes that it plays greedily, in the same worlds for every run of a task."""
     config, chosen = run.config.domain, pick_device(device)
     if "shift_steps" not in {f.name for f in fields(config)}:
         raise ValueError(f"{run.path}: goals do not shift inside the episodes of {run.config.domain_name}")
@@ -115,23 +115,23 @@ def shifted_episodes(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionStudy:
-    """Means over seeds, episodes and heads, one map per layer, queries before keys; NaN where a key is not seen."""
+    """Means over seeds, episodes and heads: one map per layer, query by key; NaN for keys that are not visible."""
 
     blind_LTT: Floats
     """Attention of the blind policy."""
     told_LTT: Floats
-    """Attention of the policy that is told feedback."""
+    """Attention of the policy that sees feedback."""
     base_LTT: Floats
-    """Its logits as far as observations make them, centred."""
+    """Contribution of observations to the logits of the policy that sees feedback, centred."""
     modulation_LTT: Floats
-    """Its logits as far as feedback makes them, centred."""
+    """Contribution of feedback to its logits, centred."""
     modulation_size_LTT: Floats
-    """The mean size of the same: heads may pull in opposite directions."""
+    """Mean absolute value of that contribution, since heads may have opposite signs."""
     difference_LTT: Floats
-    """Its logits less those of the blind policy, centred."""
+    """Logits of the policy that sees feedback minus those of the blind policy, centred."""
     shifts: tuple[int, ...]
     rows: list[dict[str, Any]]
-    """Post-shift mass of each policy and their difference, by shift and over all, with 95 % intervals."""
+    """Post-shift mass of each policy and their difference, by shift and over all shifts, with 95 % intervals."""
 
 
 @cpu_threads()
@@ -144,24 +144,24 @@ def attention_under_shifts(
     episodes: int = EPISODES,
     device: torch.device | str | None = None,
 ) -> AttentionStudy:
-    """Maps and masses of runs that differ by seed (UAT), beside as many of a blind method (Vanilla).
+    """Attention maps and masses of runs that differ by seed (UAT) and of equally many runs of a blind method (Vanilla).
 
-    Every policy plays the same worlds. Masses of the two are paired by seed and episode.
+    All policies play the same worlds. Masses of the two methods are paired by seed and episode.
     """
     if not told or len(told) != len(blind):
-        raise ValueError(f"{len(told)} runs that are told feedback need as many blind ones, got {len(blind)}")
-    how = {"steps": steps, "shifts": shifts, "episodes": episodes, "device": device}
+        raise ValueError(f"{len(told)} runs that see feedback need as many blind runs, got {len(blind)}")
+    options = {"steps": steps, "shifts": shifts, "episodes": episodes, "device": device}
     maps: dict[str, list[Floats]] = {}
     names = [told[0].config.method_name, blind[0].config.method_name]
     masses = {quantity: {name: list[Tensor]() for name in names} for quantity in QUANTITIES}
     if len(set(names)) < 2:
         raise ValueError(f"both sides are runs of {told[0].config.method_name}: there is nothing to compare")
     for runs in zip(told, blind, strict=True):
-        seen = [_look(*shifted_episodes(run, **how)) for run in runs]
+        seen = [_measure(*shifted_episodes(run, **options)) for run in runs]
         for run, one in zip(runs, seen, strict=True):
             for quantity, first in QUANTITIES.items():
                 masses[quantity][run.config.method_name].append(post_shift_mass(one.attention, shifts, first).cpu())
-        found = {
+        parts = {
             "blind": _causal(seen[1].attention),
             "told": _causal(seen[0].attention),
             "base": centred(seen[0].base),
@@ -169,7 +169,7 @@ def attention_under_shifts(
             "modulation_size": centred(seen[0].modulation).abs(),
             "difference": centred(seen[0].base + seen[0].modulation) - centred(seen[1].base + seen[1].modulation),
         }
-        for name, x_LBHTT in found.items():
+        for name, x_LBHTT in parts.items():
             maps.setdefault(name, []).append(x_LBHTT.double().mean((1, 2)).cpu().numpy())
     rows = [
         row
@@ -186,19 +186,19 @@ def attention_under_shifts(
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _Maps:
     attention: Tensor
     base: Tensor
     modulation: Tensor
 
 
-def _look(policy: Policy, trajectory: Trajectory) -> _Look:
+def _measure(policy: Policy, trajectory: Trajectory) -> _Maps:
     batch = policy.spec.clock.batch(trajectory)
-    return _Look(attention_maps(policy, batch), *logit_split(policy, batch))
+    return _Maps(attention_maps(policy, batch), *logit_split(policy, batch))
 
 
 def _causal(attention: Tensor) -> Tensor:
-    """NaN, not zero, where a key is not seen."""
+    """Replace the zeros of invisible keys by NaN."""
     return attention.masked_fill(torch.ones_like(attention[0, 0, 0], dtype=torch.bool).triu(1), torch.nan)
 
 

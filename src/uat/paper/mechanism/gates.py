@@ -1,6 +1,6 @@
-"""How far the gates open, by the regime that a domain names; markets, whose regimes are told afterwards: `markets.py`.
+"""Norms of the gates by regime. For markets, whose regimes are labelled with hindsight, see `markets.py`.
 
-‖ρ_t‖ is the norm of the regime gate of a step, over all heads, and ‖g_t‖ that of a layer's token gate.
+‖ρ_t‖ is the norm of the regime gate at a step, over all heads, and ‖g_t‖ the norm of a layer's token gate.
 
 Axes: L layers, B episodes, T time, D width.
 """
@@ -40,13 +40,13 @@ class GateNorms:
 
 
 def gates_in(policy: Policy) -> UtilityGates | None:
-    """What turns feedback into gates, where the policy has it."""
+    """The module that turns feedback into gates; None if the policy has none."""
     return policy.utility if isinstance(policy, UAT) else None
 
 
 @torch.no_grad()
 def gate_norms(policy: Policy, batch: Batch) -> GateNorms:
-    """‖ρ_t‖ and ‖g_t‖ of every layer, at every step."""
+    """‖ρ_t‖, and ‖g_t‖ of every layer, at every step."""
     utility = gates_in(policy)
     if utility is None:
         raise ValueError(f"{type(policy).__name__} has no gates")
@@ -58,7 +58,7 @@ def gate_norms(policy: Policy, batch: Batch) -> GateNorms:
 def gates_by_regime(
     norm_BT: Floats, regime_BT: Ints, valid_BT: NDArray[np.bool_], names: Sequence[str], *, block: float = 1.0
 ) -> list[dict[str, Any]]:
-    """A row per regime: the mean norm over its steps in each episode, and over episodes, with a 95 % interval."""
+    """One row per regime: the mean over episodes of the mean norm at the regime's steps, with a 95 % interval."""
     rows = []
     for r, name in enumerate(names):
         here_BT = (regime_BT == r) & valid_BT
@@ -72,11 +72,11 @@ def gates_by_regime(
 def gates_of(
     run: Run, names: Sequence[str], *, episodes: int = 64, device: torch.device | str | None = None
 ) -> list[dict[str, Any]]:
-    """‖ρ_t‖ by the regime that the domain's facts name, in the run's first test episodes."""
+    """‖ρ_t‖ by the regime in the domain's facts, in the run's first test episodes."""
     norms, regimes, real = [], [], []
     for trajectory, policy in played(run, episodes, device):
         if "regime" not in trajectory.facts:
-            raise ValueError(f"{run.path}: {run.config.domain_name} does not say its regimes step by step")
+            raise ValueError(f"{run.path}: {run.config.domain_name} does not record a regime for each step")
         norms.append(gate_norms(policy, policy.spec.clock.batch(trajectory)).rho_BT)
         regimes.append(trajectory.facts["regime"].cpu().numpy())
         real.append(trajectory.valid.cpu().numpy())
@@ -89,7 +89,7 @@ def gates_of(
 
 
 def played(run: Run, episodes: int | None, device: torch.device | str | None) -> Iterator[tuple[Trajectory, Policy]]:
-    """So many test episodes of a run (None: what its config says, or all that there are), played greedily in parts."""
+    """Test episodes of a run, played greedily in batches; `episodes=None` means the number in its config, or all."""
     chosen, domain = pick_device(device), run.config.build_domain()
     policy = load_policy(run.path).to(chosen)
     player = RolloutRunner(policy, domain.simulator("test", chosen), device=chosen, sampled=policy.sampled)
@@ -98,12 +98,12 @@ def played(run: Run, episodes: int | None, device: torch.device | str | None) ->
     with contextlib.closing(player):
         for begin in range(0, count, at_once):
             with precision(run.config.train.precision):
-                found = player.play(torch.arange(begin, begin + at_once), split_seed("test", 0))
-            yield found.map(lambda x, kept=count - begin: x[:kept]), policy
+                trajectory = player.play(torch.arange(begin, begin + at_once), split_seed("test", 0))
+            yield trajectory.map(lambda x, kept=count - begin: x[:kept]), policy
 
 
 def _mean(x_B: Floats, block: float) -> dict[str, Any]:
-    """The mean over what is defined, its 95 % interval, and how many are."""
+    """Mean over the defined values, its 95 % interval, and their number."""
     n = int((~np.isnan(x_B)).sum())
     if n < 2:
         return {"value": float(np.nanmean(x_B)) if n else np.nan, "low": np.nan, "high": np.nan, "n": n}

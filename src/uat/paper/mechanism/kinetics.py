@@ -8,43 +8,44 @@ from typing import Any
 import torch
 
 from uat.domains import split_seed
-from uat.domains.sepsis.kinetics import Kinetics, kinetics
+from uat.domains.sepsis import kinetics as sepsis_kinetics
+from uat.domains.sepsis.kinetics import Kinetics
 from uat.engines.rollout import RolloutRunner
 from uat.runs import Run, load_policy
 from uat.threads import cpu_threads
 from uat.training.surroundings import pick_device
 
 EPISODES = 64
-"""As many as in the paper."""
+"""Number of episodes, as in the paper."""
 
 
 @cpu_threads()
 def kinetics_of(run: Run, *, episodes: int = EPISODES, device: torch.device | str | None = None) -> Kinetics:
-    """Around every shift of the first test episodes, played greedily."""
+    """Accuracy around every shift of the first test episodes, played greedily."""
     domain, chosen = run.config.build_domain(), pick_device(device)
     if domain.name != "sepsis":
-        raise ValueError(f"{run.path}: regimes shift inside episodes of sepsis, not of {domain.name}")
+        raise ValueError(f"{run.path}: kinetics are measured on sepsis, not on {domain.name}")
     policy = load_policy(run.path).to(chosen)
     player = RolloutRunner(policy, domain.simulator("test", chosen), device=chosen, sampled=policy.sampled)
     with contextlib.closing(player):
-        return kinetics([player.play(torch.arange(episodes), split_seed("test", 0))])
+        return sepsis_kinetics.kinetics([player.play(torch.arange(episodes), split_seed("test", 0))])
 
 
-def kinetics_rows(run: Run, found: Kinetics) -> list[dict[str, Any]]:
+def kinetics_rows(run: Run, kinetics: Kinetics) -> list[dict[str, Any]]:
     """One row per offset, then the means before and after a shift (offset None), each with its standard error."""
     head = {"domain": run.config.domain_name, "method": run.config.method_name, "seed": run.config.seed}
-    at = zip(found.offset, found.accuracy, found.sem, found.shifts, strict=True)
+    at = zip(kinetics.offset, kinetics.accuracy, kinetics.sem, kinetics.shifts, strict=True)
     rows: list[dict[str, Any]] = [
         {**head, "quantity": "accuracy", "offset": offset, "value": value, "sem": sem, "n": n}
         for offset, value, sem, n in at
     ]
-    recovered = None if found.steps_to_recover is None else float(found.steps_to_recover)
+    recovered = None if kinetics.steps_to_recover is None else float(kinetics.steps_to_recover)
     means = {
-        "accuracy_before": (found.before, found.before_sem),
-        "accuracy_after": (found.after, found.after_sem),
+        "accuracy_before": (kinetics.before, kinetics.before_sem),
+        "accuracy_after": (kinetics.after, kinetics.after_sem),
         "steps_to_recover": (recovered, None),
     }
-    shifts = max(found.shifts)
+    shifts = max(kinetics.shifts)
     rows += [
         {**head, "quantity": name, "offset": None, "value": value, "sem": sem, "n": shifts}
         for name, (value, sem) in means.items()

@@ -1,4 +1,4 @@
-"""Reports: rows become tables, figures and one page."""
+"""Reports: tables, figures and one page from rows."""
 
 from uat.paper.report.writing import Report, write_report
 

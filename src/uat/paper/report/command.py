@@ -1,4 +1,4 @@
-"""What `uat report` and `python -m uat.paper.report` do, and their flags."""
+"""The command behind `uat report` and `python -m uat.paper.report`, and its flags."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from uat.terminal import say, show, show_json
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
-    """Make tables, figures and one page of the rows in a folder of results; what is not measured yet is named."""
+    """Write tables, figures and one page from a folder of results, and list what has not been measured yet."""
 
     results: Path
-    """Folder of results, such as one that `uat reproduce` wrote."""
+    """Folder of results, such as one written by `uat reproduce`."""
     out: Path | None = None
-    """Folder of the report; unset: RESULTS/report."""
+    """Folder of the report; by default RESULTS/report."""
     preset: str | None = None
-    """The preset of the rows; unset: the folder's name tells it."""
+    """Preset of the rows; by default taken from the rows or from the folder's name."""
     json: bool = False
     """Print JSON instead of lines."""
 
@@ -29,13 +29,18 @@ class ReportOptions:
 
 
 def command(options: ReportOptions) -> Report:
-    """Write the report, and say on stdout where it is and on stderr what it lacks."""
-    made = write_report(options.results, options.out, preset=options.preset)
+    """Write the report; print its path to stdout, and missing measurements to stderr."""
+    report = write_report(options.results, options.out, preset=options.preset)
     if options.json:
-        found = {"page": str(made.page), "tables": made.tables, "figures": made.figures, "missing": made.missing}
-        show_json(found, indent=None)
-        return made
-    show(made.page)
-    for what, waits in made.missing.items():
-        say(f"not measured yet: {what} ({waits})")
-    return made
+        summary = {
+            "page": str(report.page),
+            "tables": report.tables,
+            "figures": report.figures,
+            "missing": report.missing,
+        }
+        show_json(summary, indent=None)
+        return report
+    show(report.page)
+    for what, needed in report.missing.items():
+        say(f"not measured yet: {what} ({needed})")
+    return report

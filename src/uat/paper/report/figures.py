@@ -1,6 +1,6 @@
-"""The paper's figures, drawn from rows and traces. What has not been measured is named, never drawn.
+"""The paper's figures, drawn from rows and traces. A figure without measurements raises MissingError.
 
-Colours are Okabe and Ito's, told apart by the colour-blind; markers, dashes and hatches tell the same apart in print.
+Colours are Okabe and Ito's palette for the colour-blind; markers, dashes and hatches distinguish the same in print.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from uat.domains import DOMAINS
 from uat.evaluation.scores import CEILING
 from uat.methods import METHODS
 from uat.paper.report.rows import Number, Rows
-from uat.paper.report.score_tables import headline_metrics, metrics_of, signed, there
+from uat.paper.report.score_tables import headline_metrics, measured_methods, metrics_of, signed
 from uat.paper.report.study_tables import LABELS, sweep_points
 from uat.paper.report.traces import gate_rows, kinetics_of
 from uat.paper.studies.cells import Filter, Sweep
@@ -43,7 +43,7 @@ BEST, TWIN = "uat", "vanilla"
 
 
 class MissingError(ValueError):
-    """Nothing has been measured that the figure could show; says what would have to be run."""
+    """The figure has no measurements yet; the message is the command that makes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ def _letter(axes: Sequence[Any], titles: Sequence[str]) -> None:
 
 
 def draw_boundary(rows: Rows) -> Any:
-    """Left the dark room, from the truth to nothing; right recommendation, later and later."""
+    """Left, the dark room with increasing corruption of rewards; right, recommendation with increasing delay."""
     panels = {"darkroom": list(REWARDS), "movielens": [*DELAYS, *WRONG]}
     found = {domain: _levels(rows, domain, labels) for domain, labels in panels.items()}
     found = {domain: levels for domain, levels in found.items() if levels}
@@ -91,7 +91,7 @@ def draw_boundary(rows: Rows) -> Any:
     axes = figure.subplots(1, len(found), squeeze=False)[0]
     for axis, (domain, levels) in zip(axes, found.items(), strict=True):
         at = np.arange(len(levels))
-        fading = np.array([label != "inverted" for label, _ in levels])  # inverted rewards tell as much as true ones
+        fading = np.array([label != "inverted" for label, _ in levels])  # inverted rewards are fully informative
         for method in (TWIN, BEST):
             points = [numbers[method] for _, numbers in levels]
             mean = np.array([np.nan if x is None else x.mean for x in points])
@@ -111,7 +111,7 @@ def draw_boundary(rows: Rows) -> Any:
             means = [number.mean for method in (TWIN, BEST) if (number := numbers[method]) is not None]
             if len(means) == 2:
                 text = signed(means[1] - means[0], 2 if abs(means[1] - means[0]) >= 0.1 else 3)
-                above = top if 0 <= top - max(means) < 0.02 else max(means)  # the filter's mark must not be in its way
+                above = top if 0 <= top - max(means) < 0.02 else max(means)  # avoid the filter's marker
                 axis.annotate(text, (x, above), (0, 7), textcoords="offset points", ha="center", fontsize=7)
         axis.set_xticks(at, [label for label, _ in levels], rotation=35, ha="right")
         axis.set_ylabel(metrics_of(rows, domain)[0].label)
@@ -122,7 +122,7 @@ def draw_boundary(rows: Rows) -> Any:
 
 
 def _levels(rows: Rows, domain: str, labels: Sequence[str]) -> list[tuple[str, dict[str, Number | None]]]:
-    """The levels of feedback that have been measured for at least one of the two."""
+    """The levels of feedback that have been measured for at least one of the two methods."""
     sweeps = {s.label: s for s in STUDIES["boundary"].sweeps if s.domain == domain and s.label and not s.missing()}
     levels = []
     for label in (label for label in labels if label in sweeps):
@@ -146,7 +146,7 @@ def draw_attention(rows: Rows) -> Any:
     figure = new_figure(8.2, 7.2)
     axes = figure.subplots(2, 2).ravel()
     steps = np.arange(1, len(lower) + 1)[:, None]
-    relative = {name: maps[name] * steps for name in ("blind", "told")}  # 1: as much as to any other step
+    relative = {name: maps[name] * steps for name in ("blind", "told")}  # 1: uniform attention
     top = float(np.nanquantile(np.stack(list(relative.values())), 0.995))
     for axis, shown_map in zip(axes[:2], relative.values(), strict=True):
         shown = axis.imshow(shown_map, cmap="cividis", vmin=0, vmax=top)
@@ -170,13 +170,13 @@ def draw_attention(rows: Rows) -> Any:
 
 
 def _unit(x_TT: np.ndarray, lower_TT: np.ndarray) -> np.ndarray:
-    """From 0 for the smallest to 1 for (nearly) the largest."""
+    """Rescale to 0 for the smallest and 1 for (nearly) the largest value."""
     low, high = np.nanquantile(x_TT[lower_TT], [0.005, 0.995])
     return np.clip((x_TT - low) / max(high - low, 1e-12), 0, 1)
 
 
 def draw_kinetics(rows: Rows) -> Any:
-    """Accuracy around shifts, and its means before and after."""
+    """Accuracy around shifts, and its means before and after a shift."""
     found = kinetics_of(rows)
     if not found:
         raise MissingError("uat reproduce mechanism --domains sepsis")
@@ -208,11 +208,11 @@ OVER_TIME = {
     "uat/rho_norm": {"end": "UAT ‖ρ_T‖", "daily": "UAT ‖ρ_t‖, mean over windows"},
     "vanilla/h_norm": {"end": "Vanilla ‖h_T‖", "daily": "Vanilla ‖h_t‖, mean over windows"},
 }
-"""What is drawn over time: at the end of each window, and by day within windows, which begins a window earlier."""
+"""Curves over time: at the end of each window, and by day within windows, which starts one window earlier."""
 
 
 def draw_gate(rows: Rows) -> Any:
-    """What the regime gate tells of a market: over time, by regime, by volatility, and over the calmest quartile."""
+    """The regime gate in a market: over time, by regime, by volatility, and relative to the calmest quartile."""
     seen = rows.trace("gate")
     if seen is None:
         raise MissingError("uat reproduce mechanism --domains markets --data hsi=FILE")
@@ -251,7 +251,7 @@ def draw_gate(rows: Rows) -> Any:
 
 
 def _gate_groups(rows: Sequence[dict[str, Any]], by: str, name: str) -> tuple[list[str], np.ndarray]:
-    """Groups and their numbers, mean over seeds."""
+    """Groups, and their values averaged over seeds."""
     groups = list(dict.fromkeys(row["group"] for row in rows if row["by"] == by and "value" in row))
     values = [np.mean([r[name] for r in rows if (r["by"], r["group"]) == (by, group)]) for group in groups]
     return groups, np.array(values, dtype=float)
@@ -261,7 +261,7 @@ def _gate_groups(rows: Sequence[dict[str, Any]], by: str, name: str) -> tuple[li
 
 
 def draw_sensitivity(rows: Rows) -> Any:
-    """Post-shift accuracy drawn through, overall accuracy dashed; the default is marked."""
+    """Accuracy overall and after shifts by setting; a dotted line marks the default."""
     sweeps: dict[str, list[Sweep]] = {}
     for sweep in STUDIES["sensitivity"].sweeps:
         sweeps.setdefault(sweep.label, []).append(sweep)
@@ -302,7 +302,7 @@ def _is_default(rows: Rows, sweep: Sweep) -> bool:
 
 
 def draw_diagnostics(rows: Rows) -> Any:
-    """One panel per domain: bars in ascending order, deviation over seeds."""
+    """One panel per domain, with bars in ascending order and standard deviations over seeds."""
     panels = {"darkroom": ["efficiency"], "markets": _starting(rows, "markets", "cagr_")}
     panels["sepsis"] = [m.name for m in metrics_of(rows, "sepsis") if m.partial]
     panels["movielens"] = ["hr@20", *_starting(rows, "movielens", "hr@10_")]
@@ -335,9 +335,9 @@ def _starting(rows: Rows, domain: str, start: str) -> list[str]:
 
 
 def _bars(rows: Rows, domain: str, names: Sequence[str]) -> dict[str, dict[str, Number]]:
-    """Label -> method -> number; methods in ascending order of the first label. Several tasks are several labels."""
+    """Label -> method -> number, with methods in ascending order of the first label. Each task has its own label."""
     labels = {metric.name: metric.label or metric.name for metric in metrics_of(rows, domain)}
-    methods = [m for m in there(rows, domain, lambda m: not METHODS[m].changes) if m in METHODS]
+    methods = [m for m in measured_methods(rows, domain, lambda m: not METHODS[m].changes) if m in METHODS]
     found: dict[str, dict[str, Number]] = {}
     for name in names:
         for task in DOMAINS[domain].tasks:
@@ -355,7 +355,7 @@ def _bars(rows: Rows, domain: str, names: Sequence[str]) -> dict[str, dict[str, 
 
 
 def draw_efficiency(rows: Rows) -> Any:
-    """Parameters, time and memory as bars; published values as marks where there are any."""
+    """Parameters, time and memory as bars, and published values as marks."""
     values = {(row["method"], row["metric"]): row["value"] for row in rows.timings}
     metrics = [metric for metric in LABELS if any(m == metric for _, m in values)]
     if not metrics:
@@ -388,14 +388,15 @@ def draw_efficiency(rows: Rows) -> Any:
 
 
 def draw_main(rows: Rows) -> Any:
-    """Every method in every domain, by the first metric, with intervals and the references as lines."""
-    shown = [domain for domain in DOMAINS if any(m in METHODS for m in there(rows, domain, _whole))]
+    """The first metric of every method in every domain with intervals, and references as lines."""
+    shown = [domain for domain in DOMAINS if any(m in METHODS for m in measured_methods(rows, domain, _is_main_method))]
     if not shown:
         raise MissingError("uat reproduce main")
     figure = new_figure(8.6, 2.7 * len(shown))
     axes = figure.subplots(len(shown), 1, squeeze=False)[:, 0]
     for axis, domain in zip(axes, shown, strict=True):
-        metric, methods = headline_metrics(rows, domain)[0], [m for m in there(rows, domain, _whole) if m in METHODS]
+        metric = headline_metrics(rows, domain)[0]
+        methods = [m for m in measured_methods(rows, domain, _is_main_method) if m in METHODS]
         for i, task in enumerate(DOMAINS[domain].tasks):
             setting = rows.usual_setting(domain)
             numbers = [rows.number((domain, task, setting, m, metric.name)) for m in methods]
@@ -418,7 +419,7 @@ def draw_main(rows: Rows) -> Any:
 
 
 def reach(numbers: Sequence[Number | None]) -> list[list[float]]:
-    """How far down and up: the 95 % interval; where there is none, the deviation over seeds."""
+    """Lengths of error bars below and above: the 95 % interval, or else the standard deviation over seeds."""
     ends: list[tuple[float, float]] = []
     for x in numbers:
         if x is not None and x.low is not None and x.high is not None:
@@ -428,7 +429,7 @@ def reach(numbers: Sequence[Number | None]) -> list[list[float]]:
     return [[low for low, _ in ends], [high for _, high in ends]]
 
 
-def _whole(method: str) -> bool:
+def _is_main_method(method: str) -> bool:
     return not METHODS[method].changes
 
 
@@ -436,54 +437,54 @@ DRAWINGS: tuple[Drawing, ...] = (
     Drawing(
         name="main",
         title="Main results",
-        caption="First metric of each domain: points are ours with the 95 % interval over seeds and episodes (where "
-        "single episodes were not kept, the deviation over seeds), short bars the published numbers, lines the Bayes "
-        "filter, on markets equal weight.",
+        caption="First metric of each domain. Points: our results with the 95 % interval over seeds and episodes (or "
+        "the standard deviation over seeds, if values per episode were not kept). Short bars: published numbers. "
+        "Lines: the Bayes filter, and on markets the equal-weight portfolio.",
         draw=draw_main,
     ),
     Drawing(
         name="boundary",
         title="Boundary analysis",
-        caption="UAT and Vanilla, trained anew under feedback that is noisy, absent, false or late. Bands: deviation "
-        "over seeds; numbers: UAT − Vanilla. The filter is told the truth.",
+        caption="UAT and Vanilla, trained with feedback that is noisy, absent, false or late. Bands: standard "
+        "deviation over seeds; numbers: UAT − Vanilla. The filter sees the true feedback.",
         draw=draw_boundary,
     ),
     Drawing(
         name="attention",
         title="Attention under shifts of the goal",
-        caption="Episodes of 150 steps with two shifts (dashed), which no policy was trained on. Last layer, mean over "
+        caption="Episodes of 150 steps with two shifts (dashed), on which no policy was trained. Last layer, mean over "
         "heads, episodes and seeds.",
         draw=draw_attention,
     ),
     Drawing(
         name="gate",
         title="Regime gate on the Hang Seng",
-        caption="Norms of the regime gate over held-out windows; regimes are told afterwards, on a window's last "
-        "day, by the paper's rules. Error bars: 95 % intervals over blocks of days.",
+        caption="Norms of the regime gate over held-out windows. The regime is that of a window's last day, labelled "
+        "with hindsight by the paper's rules. Error bars: 95 % intervals over blocks of days.",
         draw=draw_gate,
     ),
     Drawing(
         name="kinetics",
         title="Adaptation kinetics on sepsis",
-        caption="Accuracy around shifts of regime. Bands: standard error over shifts.",
+        caption="Accuracy around shifts of the regime. Bands: standard error over shifts.",
         draw=draw_kinetics,
     ),
     Drawing(
         name="sensitivity",
         title="Sensitivity on sepsis",
-        caption="One setting at a time. Bands: deviation over seeds; dotted line: the default.",
+        caption="One setting at a time. Bands: standard deviation over seeds; dotted line: the default.",
         draw=draw_sensitivity,
     ),
     Drawing(
         name="diagnostics",
         title="Further metrics",
-        caption="In ascending order of the first. Error bars: deviation over seeds.",
+        caption="Methods in ascending order of the first metric. Error bars: standard deviation over seeds.",
         draw=draw_diagnostics,
     ),
     Drawing(
         name="efficiency",
         title="Efficiency",
-        caption="Ours as bars; diamonds, where given, are the published numbers, of another GPU.",
+        caption="Bars: our measurements. Diamonds: published numbers, measured on another GPU.",
         draw=draw_efficiency,
     ),
 )

@@ -1,4 +1,4 @@
-"""What a report is made of: measured rows, intervals, pairs and traces of one folder, and the published numbers."""
+"""Contents of a report: measured rows, intervals, pairs and traces of one folder, and the published numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from uat.evaluation.scores import BLIND, CEILING, gap_closed
 from uat.methods import METHODS
 from uat.paper.studies.cells import DATA_FIELDS
 from uat.paper.studies.files import Results
-from uat.paper.studies.probes import Trace, seen
+from uat.paper.studies.probes import Trace, read_trace
 from uat.recipes import recipe
 
 Row = Mapping[str, Any]
@@ -33,15 +33,15 @@ class Number:
 
     mean: float
     std: float | None
-    """Of the seeds; None for one seed, for references, and where a seed's number is undefined."""
+    """Standard deviation over seeds; None for one seed, for references, and if a seed's number is undefined."""
     seeds: tuple[int, ...]
     n: int
-    """Episodes of each seed."""
+    """Number of episodes of each seed."""
     low: float | None = None
     high: float | None = None
-    """95 % interval over seeds and episodes; None where the numbers of single episodes were not kept."""
+    """95 % interval over seeds and episodes; None if the values per episode were not kept."""
     gap: float | None = None
-    """Share of the way from Vanilla to the filter."""
+    """Share of the gap between Vanilla and the filter that is closed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,23 +56,23 @@ class Rows:
     published: list[dict[str, Any]] = field(default_factory=list)
     folder: Path | None = None
     data: Mapping[str, str] = field(default_factory=dict)
-    """Domain -> which data its rows are of, where they are not the embedded ones."""
+    """Domain -> name of the data of its rows, unless they are the built-in data."""
 
     @staticmethod
     def of(folder: Path, preset: str | None = None) -> Rows:
-        """The rows of a folder of results; intervals, or else its name, tell the preset, unless it is given."""
+        """Read the rows of a folder of results. The default preset is that of its intervals, or the folder's name."""
         if not folder.is_dir():
-            raise ValueError(f"{folder} is not a folder of results: `uat reproduce` makes one")
+            raise ValueError(f"{folder} is not a folder of results: `uat reproduce` writes one")
         results = Results(folder)
         scores = results.read("scores")
         if not scores:
-            raise ValueError(f"{folder} holds no rows: `uat reproduce STUDY --out {folder}` makes some")
+            raise ValueError(f"{folder} holds no rows: `uat reproduce STUDY --out {folder}` writes some")
         intervals = results.read("intervals")
-        said = [row["preset"] for row in intervals if row["preset"]] or [folder.name]
-        found = preset or next((name for name in said if name in PRESETS), "paper")
+        candidates = [row["preset"] for row in intervals if row["preset"]] or [folder.name]
+        preset = preset or next((name for name in candidates if name in PRESETS), "paper")
         data = chosen_data(scores)
         return Rows(
-            preset=found,
+            preset=preset,
             scores=of_data(scores, data),
             intervals=of_data(intervals, data),
             pairs=of_data(results.read("pairs"), data),
@@ -84,12 +84,12 @@ class Rows:
 
     @cached_property
     def values(self) -> dict[Key, dict[int, tuple[float, int]]]:
-        """Seed -> value and number of episodes, of everything measured on test episodes."""
-        found: dict[Key, dict[int, tuple[float, int]]] = {}
+        """Every metric on test episodes: seed -> value and number of episodes."""
+        values: dict[Key, dict[int, tuple[float, int]]] = {}
         for row in self.scores:
             key = (row["domain"], row["task"], row["setting"], row["method"], row["metric"])
-            found.setdefault(key, {})[row["seed"]] = (row["value"], row["n"])
-        return found
+            values.setdefault(key, {})[row["seed"]] = (row["value"], row["n"])
+        return values
 
     @cached_property
     def bounds(self) -> dict[tuple[Key, tuple[int, ...]], tuple[float, float]]:
@@ -120,7 +120,7 @@ class Rows:
         )
 
     def gap(self, key: Key, seed: int | None = None) -> float | None:
-        """Share of the way from Vanilla to the filter that a method, or one of its seeds, covers."""
+        """Share of the gap between Vanilla and the filter that a method, or one of its seeds, closes."""
         domain, task, setting, method, metric = key
         own, blind = self.values.get(key, {}), self.values.get((domain, task, setting, BLIND, metric), {})
         ceiling = self.values.get((domain, task, setting, CEILING, metric), {})
@@ -131,33 +131,33 @@ class Rows:
         return gap_closed(mean["own"], mean["blind"], next(iter(ceiling.values()))[0])
 
     def published_number(self, key: Key) -> tuple[float, float | None] | None:
-        """Mean and deviation in the paper's tables."""
-        return self.theirs.get(key)
+        """Mean and standard deviation in the paper's tables."""
+        return self.published_by_key.get(key)
 
     @cached_property
-    def theirs(self) -> dict[Key, tuple[float, float | None]]:
-        """The published numbers under our keys; those without a setting are of the recipe's."""
-        found = {}
+    def published_by_key(self) -> dict[Key, tuple[float, float | None]]:
+        """The published numbers by key; those without a setting belong to the recipe's setting."""
+        by_key = {}
         for row in self.published:
             setting = row.get("setting") or self.usual_setting(row["domain"])
             key = (row["domain"], row["task"], setting, row["method"], row["metric"])
-            found[key] = (row["mean"], row.get("std"))
-        return found
+            by_key[key] = (row["mean"], row.get("std"))
+        return by_key
 
     def usual_setting(self, domain: str) -> str:
-        """What the rows of a domain under its recipe say of their setting."""
+        """The column "setting" of a domain's rows under its recipe."""
         return usual_setting(domain, self.preset)
 
     @property
     def published_costs(self) -> dict[tuple[str, str], float]:
-        """Method and metric -> published time and memory; empty where ours are of other sizes than the paper's."""
+        """Method and metric -> published time or memory; empty unless our sizes are those of the paper."""
         if self.preset != "paper":
             return {}
         return {(r["method"], r["metric"]): r["mean"] for r in self.published if r["task"] == "efficiency"}
 
     def trace(self, probe: str) -> Trace | None:
-        """What a probe saw, if it looked."""
-        return None if self.folder is None else seen(self.folder, probe)
+        """The trace of a probe; None if there is none."""
+        return None if self.folder is None else read_trace(self.folder, probe)
 
 
 @lru_cache(maxsize=64)
@@ -166,7 +166,7 @@ def usual_setting(domain: str, preset: str) -> str:
 
 
 def split_data(setting: str) -> tuple[str, str]:
-    """Which data a setting names, and the rest of it: "data=hsi,cost=0.1" is ("hsi", "cost=0.1")."""
+    """Split a setting into the name of its data and the rest: "data=hsi,cost=0.1" is ("hsi", "cost=0.1")."""
     parts = setting.split(",")
     named = [part for part in parts if part.split("=")[0] in DATA_FIELDS]
     rest = ",".join(part for part in parts if part not in named)
@@ -174,7 +174,7 @@ def split_data(setting: str) -> tuple[str, str]:
 
 
 def chosen_data(scores: Iterable[Row]) -> dict[str, str]:
-    """Domain -> the data on which most methods were measured; of as many, a user's own go before the embedded ones."""
+    """Domain -> the data on which most methods were measured; on a tie, a user's own data before the built-in data."""
     methods: dict[str, dict[str, set[str]]] = {}
     for row in scores:
         methods.setdefault(row["domain"], {}).setdefault(split_data(row["setting"])[0], set()).add(row["method"])
@@ -183,17 +183,17 @@ def chosen_data(scores: Iterable[Row]) -> dict[str, str]:
 
 
 def of_data(rows: Iterable[Row], data: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Rows of the chosen data, whose settings need not name them any more."""
-    found = []
+    """Rows of the chosen data, with the name of the data removed from their settings."""
+    selected = []
     for row in rows:
         name, rest = split_data(row["setting"])
         if name == data.get(row["domain"], ""):
-            found.append({**row, "setting": rest})
-    return found
+            selected.append({**row, "setting": rest})
+    return selected
 
 
 def of_one_device(timings: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Time and memory of the device on which most was measured: numbers of two are not compared."""
+    """Rows of the device with most measurements, since numbers from different devices cannot be compared."""
     count = Counter(row["device"] for row in timings)
     return [row for row in timings if row["device"] == max(count, key=lambda device: count[device])]
 
@@ -204,7 +204,7 @@ def published() -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def ordered(found: Iterable[str], first: Iterable[str]) -> list[str]:
-    """Known names in their order, then others as they come."""
-    there = dict.fromkeys(found)
-    return [name for name in dict.fromkeys([*first, *there]) if name in there]
+def ordered(names: Iterable[str], first: Iterable[str]) -> list[str]:
+    """Unique names: those in `first` in its order, then all others in their own order."""
+    unique = dict.fromkeys(names)
+    return [name for name in dict.fromkeys([*first, *unique]) if name in unique]

@@ -1,4 +1,4 @@
-"""A table, and its ways onto paper: Markdown, CSV, LaTeX and HTML."""
+"""A table and its formats: Markdown, CSV, LaTeX and HTML."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows of text under a head; the first column is names, the others are numbers."""
+    """Rows of text under a head; the first column holds names, the others numbers."""
 
     name: str
-    """Of its files."""
+    """Name of the table's files."""
     title: str
     note: str = ""
     head: list[str]
@@ -46,7 +46,7 @@ class Table:
         return out.getvalue()
 
     def latex(self) -> str:
-        """A table with booktabs' rules."""
+        """A LaTeX table with rules of the booktabs package."""
 
         def text(entry: Entry | str) -> str:
             plain, rank = _tex(_plain(entry)), _rank(entry)
@@ -71,9 +71,9 @@ class Table:
 
 
 def ranked(texts: Sequence[str], values: Sequence[float | None], *, higher: bool, among: Sequence[bool]) -> list[Entry]:
-    """Entries of a column, the best two of those that compete marked; ties share a rank."""
-    there = {value for value, competes in zip(values, among, strict=True) if competes and value is not None}
-    order = sorted(there, reverse=higher)
+    """Entries of a column, with the two best of the competing values marked; ties share a rank."""
+    competing = {value for value, competes in zip(values, among, strict=True) if competes and value is not None}
+    order = sorted(competing, reverse=higher)
     ranks = {value: rank for rank, value in enumerate(order[:2], start=1)} if len(order) > 1 else {}
     return [
         Entry(text, ranks.get(value, 0) if competes and value is not None else 0)

@@ -1,4 +1,4 @@
-"""What probes saw, as figures and tables need it."""
+"""Traces of probes, prepared for figures and tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Around:
     offset: np.ndarray
     accuracy: np.ndarray
     sem: np.ndarray
-    """Over shifts, of the mean over seeds."""
+    """Standard error over shifts of the mean over seeds."""
     before: float
     after: float
     shifts: int
@@ -34,14 +34,14 @@ class Around:
 
 
 def kinetics_of(rows: Rows) -> dict[str, Around]:
-    """By method; empty where nobody has looked."""
-    seen, found = rows.trace("kinetics"), {}
-    if seen is None:
+    """Kinetics of each method; empty without a trace."""
+    trace, kinetics = rows.trace("kinetics"), {}
+    if trace is None:
         return {}
-    for method in ordered((row["method"] for row in seen.rows), METHODS):
-        own = [row for row in seen.rows if row["method"] == method]
-        offset, accuracy, sem = (seen.arrays[f"{method}/{name}"].numpy() for name in ("offset", "accuracy", "sem"))
-        found[method] = Around(
+    for method in ordered((row["method"] for row in trace.rows), METHODS):
+        own = [row for row in trace.rows if row["method"] == method]
+        offset, accuracy, sem = (trace.arrays[f"{method}/{name}"].numpy() for name in ("offset", "accuracy", "sem"))
+        kinetics[method] = Around(
             offset=offset[0],
             accuracy=accuracy.mean(0),
             sem=np.sqrt((sem**2).sum(0)) / len(sem),
@@ -50,10 +50,10 @@ def kinetics_of(rows: Rows) -> dict[str, Around]:
             shifts=max(row["shifts"] for row in own),
             seeds=len(own),
         )
-    return found
+    return kinetics
 
 
 def gate_rows(rows: Rows, **wanted: str) -> list[dict[str, Any]]:
-    """Rows on what policies carry inside in markets that have these values; empty where nobody has looked."""
-    seen = rows.trace("gate")
-    return [] if seen is None else [row for row in seen.rows if wanted.items() <= row.items()]
+    """Rows of the probe of gates with these values; empty without a trace."""
+    trace = rows.trace("gate")
+    return [] if trace is None else [row for row in trace.rows if wanted.items() <= row.items()]

@@ -1,4 +1,4 @@
-"""The report: one page that needs nothing else, and every table and figure as a file of its own."""
+"""Write a report: one self-contained page, and a file for every table and figure."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from uat.recipes import family
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What was written."""
+    """Files of a report."""
 
     page: Path
     tables: list[str]
     figures: list[str]
     missing: dict[str, str] = field(default_factory=dict)
-    """Figure or table -> the command whose rows it waits for."""
+    """Figure or table -> the command that measures its rows."""
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class Section:
     study: str
     tables: list[Table] = field(default_factory=list)
     figures: list[tuple[Drawing, str]] = field(default_factory=list)
-    """With the drawing itself, as SVG."""
+    """Figures, each with its SVG text."""
     missing: dict[str, str] = field(default_factory=dict)
 
 
@@ -56,38 +56,39 @@ FIGURES_OF = {
 
 
 def write_report(folder: Path, out: Path | None = None, *, preset: str | None = None) -> Report:
-    """Tables and figures of a folder of results, at `out` (unset: its folder `report`)."""
+    """Write tables and figures of a folder of results to `out`, by default its folder `report`."""
     need_matplotlib()
     rows, out = Rows.of(folder, preset), out or folder / "report"
     with locked(out, f"a report of {folder}"):
-        found = [section(rows, study, out) for study in STUDIES]
-        for one in found:
+        sections = [section(rows, study, out) for study in STUDIES]
+        for one in sections:
             for table in one.tables:
                 name = check_name(table.name, "the table")
                 for ending, text in (("md", table.markdown() + "\n"), ("csv", table.csv()), ("tex", table.latex())):
                     write_atomically(out / "tables" / f"{name}.{ending}", text.encode())
         write_atomically(out / "numbers.csv", numbers(rows).encode())
-        write_atomically(out / "report.md", markdown(rows, found).encode())
-        write_atomically(out / "index.html", page(rows, found).encode())
+        write_atomically(out / "report.md", markdown(rows, sections).encode())
+        write_atomically(out / "index.html", page(rows, sections).encode())
     return Report(
         page=out / "index.html",
-        tables=[table.name for one in found for table in one.tables],
-        figures=[drawing.name for one in found for drawing, _ in one.figures],
-        missing={name: command for one in found for name, command in one.missing.items()},
+        tables=[table.name for one in sections for table in one.tables],
+        figures=[drawing.name for one in sections for drawing, _ in one.figures],
+        missing={name: command for one in sections for name, command in one.missing.items()},
     )
 
 
 def section(rows: Rows, study: str, out: Path) -> Section:
-    made = Section(study, tables=tables_of(rows, study))
-    if not made.tables:
-        made.missing[f"tables of {study}"] = f"uat reproduce {study} --preset {rows.preset}"
+    """Tables and figures of one study."""
+    result = Section(study, tables=tables_of(rows, study))
+    if not result.tables:
+        result.missing[f"tables of {study}"] = f"uat reproduce {study} --preset {rows.preset}"
     for drawing in DRAWINGS:
         if drawing.name in FIGURES_OF.get(study, []):
             try:
-                made.figures.append((drawing, save_figure(drawing, rows, out / "figures")))
-            except MissingError as waits:
-                made.missing[f"figure {drawing.name}"] = f"{waits} --preset {rows.preset}"
-    return made
+                result.figures.append((drawing, save_figure(drawing, rows, out / "figures")))
+            except MissingError as command:
+                result.missing[f"figure {drawing.name}"] = f"{command} --preset {rows.preset}"
+    return result
 
 
 def tables_of(rows: Rows, study: str) -> list[Table]:
@@ -122,41 +123,42 @@ def tables_of(rows: Rows, study: str) -> list[Table]:
 
 
 def save_figure(drawing: Drawing, rows: Rows, folder: Path) -> str:
-    """As SVG and PNG; the SVG's text."""
+    """Save a figure as SVG and PNG; return the SVG text."""
     matplotlib: Any = importlib.import_module("matplotlib")
     with matplotlib.rc_context(STYLE):
         figure = drawing.draw(rows)
-        made: dict[str, bytes] = {}
-        for ending, how in (("svg", {"metadata": {"Date": None}}), ("png", {"dpi": 160})):
+        images: dict[str, bytes] = {}
+        for ending, options in (("svg", {"metadata": {"Date": None}}), ("png", {"dpi": 160})):
             out = io.BytesIO()
-            figure.savefig(out, format=ending, **how)
-            made[ending] = out.getvalue()
-    for ending, content in made.items():
+            figure.savefig(out, format=ending, **options)
+            images[ending] = out.getvalue()
+    for ending, content in images.items():
         write_atomically(folder / f"{drawing.name}.{ending}", content)
-    return made["svg"].decode()
+    return images["svg"].decode()
 
 
 def numbers(rows: Rows) -> str:
-    """Everything measured, one line per method, setting and metric, with the published number where there is one."""
+    """All measurements as CSV: one line per method, setting and metric, with the published number if there is one."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     head = ["domain", "task", "setting", "method", "metric", "mean", "std", "low", "high", "gap_closed", "seeds", "n"]
     writer.writerow([*head, "published", "published_std", "difference"])
     for key in rows.values:
-        found, theirs = rows.number(key), rows.published_number(key)
-        assert found is not None
-        ours = [found.mean, found.std, found.low, found.high, found.gap, len(found.seeds), found.n]
-        writer.writerow([*key, *ours, *(theirs or (None, None)), None if theirs is None else found.mean - theirs[0]])
+        x, published = rows.number(key), rows.published_number(key)
+        assert x is not None
+        ours = [x.mean, x.std, x.low, x.high, x.gap, len(x.seeds), x.n]
+        difference = None if published is None else x.mean - published[0]
+        writer.writerow([*key, *ours, *(published or (None, None)), difference])
     return out.getvalue()
 
 
 # ---------------------------------------------------------------- the pages
 
 
-def markdown(rows: Rows, found: list[Section]) -> str:
+def markdown(rows: Rows, sections: list[Section]) -> str:
     parts = ["# Results", about(rows)]
-    for one in found:
-        parts.append(f"## {one.study.capitalize()}\n\n{STUDIES[one.study].summary.capitalize()}.")
+    for one in sections:
+        parts.append(f"## {one.study.capitalize()}\n\n{_sentence(STUDIES[one.study].summary)}.")
         for drawing, _ in one.figures:
             parts.append(f"![{drawing.title}](figures/{drawing.name}.svg)\n\n*{drawing.title}.* {drawing.caption}")
         for table in one.tables:
@@ -165,13 +167,18 @@ def markdown(rows: Rows, found: list[Section]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _sentence(text: str) -> str:
+    """The text with a capital first letter; names inside keep theirs."""
+    return text[:1].upper() + text[1:]
+
+
 def about(rows: Rows) -> str:
-    data = "".join(f" Rows of {domain} are of the data {name}." for domain, name in rows.data.items())
+    """Introduction of the page."""
+    data = "".join(f" Rows of {domain} use the data {name}." for domain, name in rows.data.items())
     return (
-        f"Made by `uat report {rows.folder}` (uat {__version__}) from {len(rows.scores):,} rows measured under the "
-        f"preset {rows.preset}. {score_tables.OURS} Where both are given, Δ is ours minus published. The published "
-        "numbers come from other simulators, data and hardware, and stand beside ours for orientation. "
-        f"{score_tables.LEGEND}{data}"
+        f"Generated by `uat report {rows.folder}` (uat {__version__}) from {len(rows.scores):,} rows measured with the "
+        f"preset {rows.preset}. {score_tables.OURS} Δ is ours minus published. The published numbers come from other "
+        f"simulators, data and hardware, and are shown for orientation. {score_tables.LEGEND}{data}"
     )
 
 
@@ -197,16 +204,16 @@ code { background: #f2f2f2; padding: 0 .2em; }
 """
 
 
-def page(rows: Rows, found: list[Section]) -> str:
-    """One file: no script, no font, no picture from elsewhere."""
+def page(rows: Rows, sections: list[Section]) -> str:
+    """The page as one HTML file, without external scripts, fonts or images."""
     parts = [f"<h1>Results</h1>\n<p>{_code(about(rows))}</p>"]
-    parts.append("<nav>" + "".join(f'<a href="#{one.study}">{one.study}</a>' for one in found) + "</nav>")
-    for one in found:
+    parts.append("<nav>" + "".join(f'<a href="#{one.study}">{one.study}</a>' for one in sections) + "</nav>")
+    for one in sections:
         parts.append(f'<h2 id="{one.study}">{one.study.capitalize()}</h2>')
-        parts.append(f"<p>{html.escape(STUDIES[one.study].summary.capitalize())}.</p>")
+        parts.append(f"<p>{html.escape(_sentence(STUDIES[one.study].summary))}.</p>")
         for drawing, svg in one.figures:
-            said = f"<b>{html.escape(drawing.title)}.</b> {html.escape(drawing.caption)}"
-            parts.append(f"<figure>{inline(svg, drawing)}<figcaption>{said}</figcaption></figure>")
+            caption = f"<b>{html.escape(drawing.title)}.</b> {html.escape(drawing.caption)}"
+            parts.append(f"<figure>{inline(svg, drawing)}<figcaption>{caption}</figcaption></figure>")
         for table in one.tables:
             parts.append(f"<h3>{html.escape(table.title)}</h3>\n<div class=wide>{table.html()}</div>")
             parts.append(f"<p class=note>{html.escape(table.note)}</p>" if table.note else "")
@@ -218,7 +225,7 @@ def page(rows: Rows, found: list[Section]) -> str:
 
 
 def inline(svg: str, drawing: Drawing) -> str:
-    """The drawing inside the page; its ids are its own, since several drawings share the page."""
+    """An SVG figure for embedding in the page; its ids get a prefix, since several figures share the page."""
     svg = svg[svg.index("<svg") :]
     names = set(re.findall(r'\bid="([^"]+)"', svg))
     svg = re.sub(r'\bid="([^"]+)"', rf'id="{drawing.name}-\1"', svg)

@@ -1,4 +1,4 @@
-"""Studies: the paper's questions, one command each."""
+"""The paper's studies, one command each."""
 
 from uat.paper.studies.grids import STUDIES, Study
 from uat.paper.studies.options import Reproduce

@@ -12,7 +12,7 @@ from uat.paper.studies.options import Reproduce
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    with terminal.command("uat.paper.studies", go_on="the same command goes on where it was"):
+    with terminal.command("uat.paper.studies", go_on="run the same command again to resume"):
         options = parse_flags(Reproduce, "python -m uat.paper.studies", argv, positional=("study",))
         sys.exit(command(options))
 

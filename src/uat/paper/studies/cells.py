@@ -1,4 +1,4 @@
-"""What a study asks for: cells, each one method in one task, under one setting and one seed."""
+"""The cells of a study: each is one method in one task, with one setting and one seed."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from uat.config import RunConfig, override, setting_names
+from uat.config import RunConfig, current_name, oldest_name, override, setting_names
 from uat.domains import DOMAINS
 from uat.files import safe_name
 from uat.methods import METHODS, training_name
 from uat.recipes import recipe
 
 SEEDS: dict[str, tuple[int, ...]] = {"smoke": (0,), "quick": (0,), "paper": (0, 1, 2)}
-"""Seeds of a preset, unless others are asked for."""
+"""Default seeds of each preset."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One training and what is measured of it."""
+    """One training, with its measurements."""
 
     config: RunConfig
     task: str
     settings: tuple[tuple[str, Any], ...] = ()
-    """What differs from the recipe, beside the task."""
+    """Differences from the recipe, apart from the task."""
     probes: frozenset[str] = frozenset()
-    """What is looked at beside the scores; see `uat.paper.studies.probes`."""
+    """Analyses in addition to the scores; see `uat.paper.studies.probes`."""
     scored: bool = True
-    """False: a training that another cell takes over, and nobody asked about."""
+    """Whether the cell is scored; False for a training that only provides weights for another cell."""
 
     @cached_property
     def identity(self) -> str:
@@ -38,9 +38,9 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Of its run folder: readable, and one for each cell of a preset."""
+        """Name of the cell's run folder: readable, and unique within a preset."""
         c = self.config
-        changed = "".join(f"-{_short(name)}={_plain(value)}" for name, value in self.settings)
+        changed = "".join(f"-{_short(oldest_name(c, name))}={_plain(value)}" for name, value in self.settings)
         return safe_name(f"{c.domain_name}-{self.task}-{c.method_name}-{c.seed}{changed}", most=240)
 
     def folder(self, runs: Path) -> Path:
@@ -49,29 +49,30 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """Tasks x methods of one domain, under some settings beside the recipe's."""
+    """All tasks and methods of one domain, with some settings that differ from the recipe."""
 
     domain: str
     methods: Callable[[str], bool]
-    """Which of the methods that serve the domain."""
+    """Selects among the methods that support the domain."""
     tasks: tuple[str, ...] | None = None
-    """None: all."""
+    """Tasks of the domain; None means all."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     label: str = ""
-    """What the settings are called in tables and figures."""
+    """Name of the settings in tables and figures."""
     probes: frozenset[str] = frozenset()
-    """What is looked at beside the scores."""
+    """Analyses in addition to the scores."""
     data: str | None = None
-    """The name under which a user may give data for it; None: the domain's."""
+    """Name under which a user can supply data for this sweep; None means the domain's name."""
     on_data: Mapping[str, Any] = field(default_factory=dict)
-    """Settings beside these where the user gave such data."""
+    """Additional settings if the user supplies such data."""
 
     def missing(self) -> str | None:
-        """Why this version cannot run it; None if it can."""
+        """Why this version cannot run the sweep; None if it can."""
         if self.domain not in DOMAINS:
-            return f"the domain {self.domain} is not there yet"
-        known = setting_names(recipe(self.domain, "uat", "smoke"))
-        absent = [name for name in {**self.settings, **self.on_data} if name not in known]
+            return f"the domain {self.domain} is not available yet"
+        config = recipe(self.domain, "uat", "smoke")
+        known = setting_names(config)
+        absent = [name for name in {**self.settings, **self.on_data} if current_name(config, name) not in known]
         return f"{self.domain} has no setting {absent[0]}" if absent else None
 
     def cells(self, preset: str, seeds: Sequence[int], chosen: Filter) -> list[Cell]:
@@ -94,15 +95,15 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which part of a study is wanted; where nothing is named, all of it."""
+    """The selected part of a study. Empty fields select everything."""
 
     domains: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
     data: Mapping[str, str] = field(default_factory=dict)
-    """Domain, or name of a sweep's data -> where the user's data are."""
+    """Domain, or name of a sweep's data -> path of the user's data."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of every cell beside the study's."""
+    """Additional settings of every cell."""
 
     def data_setting(self, domain: str, name: str | None) -> dict[str, Any]:
         given = self.data.get(name or domain)
@@ -116,15 +117,15 @@ class Filter:
 
 
 DATA_FIELDS = ("data", "path", "cohort")
-"""What domains call the setting that says where a user's data are."""
+"""Names that domains give to the setting with the path of a user's data."""
 
 
 def data_field(domain: str) -> str:
     known = {item.name for item in fields(DOMAINS[domain].config)}
-    found = next((name for name in DATA_FIELDS if name in known), None)
-    if found is None:
-        raise ValueError(f"{domain} reads no data: it is all simulated")
-    return found
+    name = next((name for name in DATA_FIELDS if name in known), None)
+    if name is None:
+        raise ValueError(f"{domain} reads no data, since it is simulated: remove data={domain}=PATH")
+    return name
 
 
 def build_cell(
@@ -136,8 +137,9 @@ def build_cell(
     settings: Mapping[str, Any],
     probes: frozenset[str] = frozenset(),
 ) -> Cell:
-    """A cell; settings that are meant for another method's config are left out."""
+    """Build a cell; settings that its method's config does not have are ignored."""
     config = recipe(domain, method, preset, seed=seed)
+    settings = {current_name(config, name): value for name, value in settings.items()}
     known = setting_names(config)
     own = {name: value for name, value in settings.items() if name in known or not name.startswith("method.")}
     own = {name: value for name, value in own.items() if override(config, {name: value}) != config}
@@ -148,17 +150,17 @@ def build_cell(
 
 
 def merged(cells: Iterable[Cell]) -> list[Cell]:
-    """Each training once, though several studies ask for it; with all that any of them looks at."""
-    found: dict[str, Cell] = {}
+    """Merge cells with the same training, which several studies may share, and unite their probes."""
+    unique: dict[str, Cell] = {}
     for cell in cells:
-        old = found.get(cell.identity)
-        found[cell.identity] = cell if old is None else replace(old, probes=old.probes | cell.probes)
-    return list(found.values())
+        old = unique.get(cell.identity)
+        unique[cell.identity] = cell if old is None else replace(old, probes=old.probes | cell.probes)
+    return list(unique.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Cells that one worker does together: seeds that train side by side, and methods that take over their weights."""
+    """Cells that one worker runs together: seeds that train side by side, and methods that start from their weights."""
 
     cells: tuple[Cell, ...]
 
@@ -177,7 +179,7 @@ class Job:
 
 
 def jobs(cells: Iterable[Cell], *, seeds_together: bool) -> list[Job]:
-    """What can be done independently of each other; with `seeds_together`, seeds are not taken apart."""
+    """Group cells into independent jobs; `seeds_together` keeps all seeds of a training in one job."""
     groups: dict[tuple[Any, ...], list[Cell]] = {}
     for cell in cells:
         c, source = cell.config, source_of(cell)
@@ -194,13 +196,13 @@ def jobs(cells: Iterable[Cell], *, seeds_together: bool) -> list[Job]:
 
 
 def source_of(cell: Cell) -> Cell:
-    """The cell whose training gives this one its weights: most often itself."""
+    """The cell whose training provides this cell's weights, usually the cell itself."""
     c = cell.config
     name = training_name(c.method_name)
     if name == c.method_name:
         return cell
-    made = build_cell(c.domain_name, cell.task, name, c.preset, c.seed, dict(cell.settings))
-    return replace(made, scored=False)
+    source = build_cell(c.domain_name, cell.task, name, c.preset, c.seed, dict(cell.settings))
+    return replace(source, scored=False)
 
 
 def _short(name: str) -> str:

@@ -1,4 +1,4 @@
-"""What `uat reproduce` and `python -m uat.paper.studies` do, once their flags are read."""
+"""The command behind `uat reproduce` and `python -m uat.paper.studies`."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from uat.training.ranks import launched
 
 
 def command(options: Reproduce, report: Callable[[Reproduce], str | None] = lambda options: None) -> int:
-    """Data to stdout, progress to stderr; 1 if something failed, 0 otherwise.
+    """Run a study, with data to stdout and progress to stderr; return 1 if something failed, 0 otherwise.
 
-    report: makes a page of the results and says where it is; None if it cannot.
+    report: writes a page of the results and returns its path, or None if it cannot.
     """
     if launched().count > 1:
         raise ValueError(
-            "torchrun is for one large training (uat train); a grid hands out its cells itself: start it once"
+            "torchrun is for one large training (uat train); a study distributes its cells itself: start it once"
         )
     if options.dry_run:
         rows = plan(options)
         print_rows(rows, as_json=options.json)
         return 0
     done = reproduce(options)
-    for said in done.missing:
-        say(f"left out: {said}")
+    for reason in done.missing:
+        say(f"left out: {reason}")
     page = report(options)
     summary = {
         "results": str(options.folder),
@@ -42,5 +42,5 @@ def command(options: Reproduce, report: Callable[[Reproduce], str | None] = lamb
     else:
         print_rows([summary], as_json=False)
         if failures:
-            show_page(f"\n{columns(failures)}\n\nrun the same command again to try these once more")
+            show_page(f"\n{columns(failures)}\n\nrun the same command again to retry these")
     return 1 if failures else 0

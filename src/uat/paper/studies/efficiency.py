@@ -1,9 +1,9 @@
-"""What methods cost: parameters, milliseconds and memory, with nothing else running, on CUDA in a process each.
+"""Measure the cost of methods: parameters, milliseconds and memory, with nothing else running.
 
-`optimize_ms` is one optimizer step on the episodes of a batch (the published "ms/ep" leaves the rollout out),
-`epoch_ms` the rollout and that step, `step_ms` one decision in every stream of a batch: a rollout by its horizon.
-Peaks are torch's own count on CUDA, workspaces of matrix products included; a CPU has none. A process that did other
-things before would keep workspaces and graphs of those.
+`optimize_ms` is one optimizer step on the episodes of a batch (the published "ms/ep" excludes the rollout), `epoch_ms`
+the rollout and that step, and `step_ms` one decision in every stream of a batch: a rollout divided by its horizon.
+Memory peaks are torch's own count on CUDA, including workspaces of matrix products; on a CPU there is no count. On CUDA
+each method runs in a new process, since an old one would keep workspaces and graphs of earlier work.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DOMAIN = "darkroom"
 
 
 def measure_apart(method: str, preset: str, device: str | None) -> list[dict[str, Any]]:
-    """`measure` where nothing has happened before."""
+    """Run `measure` in a new process."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(measure, method, preset, device, thread_count()).result()
 
@@ -46,12 +46,12 @@ def measure(method: str, preset: str, device: str | None, threads: int | None = 
     about = {"method": method, "domain": DOMAIN, "batch": config.train.batch_size, "preset": preset}
     about |= {"device": device_name(device), "precision": config.train.precision}
     with cpu_threads(threads), precision(config.train.precision), seeded(0, chosen):
-        found = {**_training(config, chosen), **_acting(config, chosen)}
-    return [{**about, "metric": name, "value": value} for name, value in found.items()]
+        values = {**_training(config, chosen), **_acting(config, chosen)}
+    return [{**about, "metric": name, "value": value} for name, value in values.items()]
 
 
 def device_name(device: str | None) -> str:
-    """What rows call the device."""
+    """Name of the device in rows."""
     return manifest(pick_device(device))["device"]
 
 
@@ -78,16 +78,16 @@ def _acting(config: RunConfig, device: torch.device) -> dict[str, float]:
 
 
 def _milliseconds(call: Callable[[], Any], repeats: int, device: torch.device) -> float:
-    """The median of single calls, the device idle before and after each."""
-    found = []
+    """Median time of single calls, with the device idle before and after each."""
+    times = []
     for turn in range(WARM_UP + repeats):
         _wait(device)
         started = time.perf_counter()
         call()
         _wait(device)
         if turn >= WARM_UP:
-            found.append(1e3 * (time.perf_counter() - started))
-    return statistics.median(found)
+            times.append(1e3 * (time.perf_counter() - started))
+    return statistics.median(times)
 
 
 def _wait(device: torch.device) -> None:
@@ -96,10 +96,10 @@ def _wait(device: torch.device) -> None:
 
 
 def _forget_peak(device: torch.device) -> int:
-    """Bytes that are taken already; the peak is counted anew from there."""
+    """Reset the count of peak memory; return the bytes that are already in use."""
     if device.type != "cuda":
         return 0
-    gc.collect()  # graphs of what was timed before lie in cycles
+    gc.collect()  # graphs of earlier measurements are in reference cycles
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)

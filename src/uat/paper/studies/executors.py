@@ -1,4 +1,4 @@
-"""Who does the jobs: this process, a pool of processes on this machine, or a Ray cluster. The rows are the same."""
+"""Executors run jobs in this process, in a pool of local processes, or on a Ray cluster, with identical rows."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from typing import Any, Protocol
 
 import torch
 
-from uat.paper.studies.work import Outcome, Task, do
+from uat.paper.studies.work import Outcome, Task, run_job
 from uat.paper.studies.workers import WorkerDied, run_jobs
 
 POLL_SECONDS = 0.5
 
 
 class Executor(Protocol):
-    """Does jobs in any order."""
+    """Runs jobs in any order."""
 
     @property
     def workers(self) -> int:
-        """How many at a time."""
+        """Number of jobs at a time."""
         ...
 
     def outcomes(
         self, tasks: Sequence[Task], runs: Path, notes: Path, watch: Callable[[], None]
     ) -> Iterator[tuple[int, Outcome]]:
-        """Each job's index and what came of it, as they are done; `watch` is called every now and then meanwhile."""
+        """Yield the index and outcome of each job as it ends; `watch` is called regularly in the meantime."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InProcess:
-    """One job after the other, here."""
+    """Runs one job after the other in this process."""
 
     device: str | None = None
     workers: int = 1
@@ -45,12 +45,12 @@ class InProcess:
         self, tasks: Sequence[Task], runs: Path, notes: Path, watch: Callable[[], None]
     ) -> Iterator[tuple[int, Outcome]]:
         for index, task in enumerate(tasks):
-            yield index, do(task, runs, notes / "0.json", self.device, self.threads)
+            yield index, run_job(task, runs, notes / "0.json", self.device, self.threads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """Processes on this machine: one for each core, or for each GPU."""
+    """Runs jobs in processes on this machine, one per core or per GPU."""
 
     workers: int
     device: str | None = None
@@ -59,39 +59,39 @@ class Pool:
     def outcomes(
         self, tasks: Sequence[Task], runs: Path, notes: Path, watch: Callable[[], None]
     ) -> Iterator[tuple[int, Outcome]]:
-        do_here = partial(_do_here, runs=runs, notes=notes, device=self.device, threads=self.threads)
-        begin = partial(_settle_down, device=self.device)
-        for index, outcome in run_jobs(tasks, do_here, self.workers, watch, POLL_SECONDS, begin):
+        run_here = partial(_run_here, runs=runs, notes=notes, device=self.device, threads=self.threads)
+        begin = partial(_choose_device, device=self.device)
+        for index, outcome in run_jobs(tasks, run_here, self.workers, watch, POLL_SECONDS, begin):
             if isinstance(outcome, WorkerDied):
                 died = f"its worker was killed (out of memory?): {outcome}; run the same command again, perhaps with "
                 outcome = Outcome(name=tasks[index].name, rows=[], seconds=0.0, failure=f"{died}fewer --workers")
             yield index, outcome
 
 
-def _settle_down(place: int, device: str | None) -> None:
+def _choose_device(place: int, device: str | None) -> None:
     own = own_device(place, device)
     if own is not None and own.startswith("cuda"):
-        torch.cuda.set_device(own)  # graphs are captured and kernels launched on the current one
+        torch.cuda.set_device(own)  # graphs are captured and kernels launched on the current device
 
 
 def own_device(place: int, device: str | None) -> str | None:
-    """Where the worker in this place computes: GPUs are shared out."""
+    """Device of the worker with this index; GPUs are assigned in turn."""
     if device == "cuda" or (device is None and torch.cuda.is_available()):
         return f"cuda:{place % torch.cuda.device_count()}"
     return device
 
 
-def _do_here(place: int, task: Task, runs: Path, notes: Path, device: str | None, threads: int | None) -> Outcome:
-    return do(task, runs, notes / f"{place}.json", own_device(place, device), threads)
+def _run_here(place: int, task: Task, runs: Path, notes: Path, device: str | None, threads: int | None) -> Outcome:
+    return run_job(task, runs, notes / f"{place}.json", own_device(place, device), threads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ray:
-    """A Ray cluster, or a small one of this machine. The folder of results must be one that all its machines see."""
+    """Runs jobs on a Ray cluster, by default a local one. All its machines must share the folder of results."""
 
     workers: int
     address: str | None = None
-    """Of a running cluster; None: one is started here, with `workers` workers."""
+    """Address of a running cluster; None starts a local one with `workers` workers."""
     device: str | None = None
     threads: int | None = None
 
@@ -100,17 +100,17 @@ class Ray:
     ) -> Iterator[tuple[int, Outcome]]:
         ray = need_ray()
         package = str(Path(__file__).parents[2])
-        how: dict[str, Any] = {"runtime_env": {"py_modules": [package]}, "log_to_driver": False}
+        options: dict[str, Any] = {"runtime_env": {"py_modules": [package]}, "log_to_driver": False}
         on_gpu = self.device == "cuda" or (self.device is None and torch.cuda.is_available())
         if self.address is None:
-            how = {"num_cpus": self.workers, "include_dashboard": False, "log_to_driver": False}
-        ray.init(address=self.address, **how)
+            options = {"num_cpus": self.workers, "include_dashboard": False, "log_to_driver": False}
+        ray.init(address=self.address, **options)
         try:
-            remote = ray.remote(num_cpus=1, num_gpus=1 if on_gpu else 0, max_retries=0)(do)
-            where = [(notes / f"{index}.json").absolute() for index in range(len(tasks))]
+            remote = ray.remote(num_cpus=1, num_gpus=1 if on_gpu else 0, max_retries=0)(run_job)
+            files = [(notes / f"{index}.json").absolute() for index in range(len(tasks))]
             waiting = {
                 remote.remote(task, runs.absolute(), note, self.device, self.threads): index
-                for index, (task, note) in enumerate(zip(tasks, where, strict=True))
+                for index, (task, note) in enumerate(zip(tasks, files, strict=True))
             }
             while waiting:
                 done, _ = ray.wait(list(waiting), timeout=POLL_SECONDS)

@@ -1,13 +1,15 @@
-"""The folder of a study's results, from which everything in a report is made.
+"""The folder of a study's results, the only source of a report.
 
   DOMAIN.jsonl             one row per run and metric (Score), and those of the references
   intervals/DOMAIN.jsonl   one row per method, setting and metric over all seeds, with its interval (Summary)
-  pairs/DOMAIN.jsonl       methods against each other on the same episodes (Pair)
-  traces/                  what probes saw, PROBE.safetensors
+  pairs/DOMAIN.jsonl       paired comparisons of methods on the same episodes (Pair)
+  traces/                  results of probes, PROBE.safetensors
   efficiency.jsonl         time and memory, by device
-  runs/                    run folders; failures/ what went wrong, by job; progress/ where workers stand
+  runs/                    run folders
+  failures/                errors, by job
+  progress/                progress of the workers
 
-Rows replace older ones that measure the same thing; all else stays, so that grids add up over days and machines.
+New rows replace older rows of the same measurement and leave all others, so that a study can be run in parts.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ PAIR_KEY = ("domain", "task", "setting", "metric", "method", "other")
 TIMING_KEY = ("method", "device", "metric")
 
 KINDS: dict[str, Columns] = {"scores": SCORES, "intervals": INTERVALS, "pairs": PAIRS}
-"""Kinds of rows that have a file for each domain, and their columns."""
+"""Kinds of rows with one file per domain, and their columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class Results:
 
     path: Path
     runs_path: Path | None = None
-    """Where the run folders are, if not inside."""
+    """Folder of the run folders, if it is not inside `path`."""
 
     @property
     def runs(self) -> Path:
@@ -46,7 +48,7 @@ class Results:
         return (self.path if kind == "scores" else self.path / kind) / name
 
     def add(self, kind: str, rows: Sequence[Mapping[str, Any]], key: Sequence[str]) -> None:
-        """Put rows into the files of their domains."""
+        """Merge rows into the files of their domains."""
         for row in rows:
             check_row(dict(row), KINDS[kind], f"a row for {self.path}")
         for domain in dict.fromkeys(row["domain"] for row in rows):
@@ -54,7 +56,7 @@ class Results:
             merge(self.file(kind, domain), own, key, KINDS[kind])
 
     def read(self, kind: str) -> list[Row]:
-        """All rows of a kind, of every domain."""
+        """All rows of a kind, from every domain."""
         folder = self.path if kind == "scores" else self.path / kind
         files = sorted(file for file in folder.glob("*.jsonl") if file.stem != "efficiency")
         return [row for file in files for row in read(file, KINDS[kind])]
@@ -64,11 +66,11 @@ class Results:
 
 
 def read(file: Path, columns: Columns) -> list[Row]:
-    """The rows of a file, if all of them have these columns."""
+    """Read the rows of a file and check their columns."""
     return [check_row(row, columns, f"{file}, row {number}") for number, row in enumerate(read_rows(file), 1)]
 
 
 def merge(file: Path, rows: Iterable[Mapping[str, Any]], key: Sequence[str], columns: Columns) -> None:
-    """A row replaces the one it measures anew; all else stays."""
-    found = {tuple(row[name] for name in key): dict(row) for row in [*read(file, columns), *rows]}
-    write_atomically(file, row_lines(found[k] for k in sorted(found, key=str)).encode())
+    """Write rows to a file; a row replaces an older one with the same key, and all others stay."""
+    by_key = {tuple(row[name] for name in key): dict(row) for row in [*read(file, columns), *rows]}
+    write_atomically(file, row_lines(by_key[k] for k in sorted(by_key, key=str)).encode())

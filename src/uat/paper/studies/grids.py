@@ -1,4 +1,4 @@
-"""The paper's questions as grids: which methods, in which tasks, under which settings. No code runs here."""
+"""The paper's studies as grids of methods, tasks and settings."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from uat.recipes import family
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """A question of the paper: what is trained for it, and what else is measured."""
+    """A study of the paper: the trainings it needs, and further measurements."""
 
     summary: str
     sweeps: tuple[Sweep, ...] = ()
     timed: bool = False
-    """Whether it measures speed and memory, which nothing else may disturb."""
+    """Whether the study measures speed and memory, with nothing else running."""
 
     def cells(self, preset: str, seeds: Sequence[int] = (), chosen: Filter | None = None) -> list[Cell]:
         wanted = seeds or SEEDS[preset]
         return merged(cell for sweep in self.sweeps for cell in sweep.cells(preset, wanted, chosen or Filter()))
 
     def missing(self) -> list[str]:
-        """What this version cannot run, and why."""
-        return list(dict.fromkeys(said for sweep in self.sweeps if (said := sweep.missing())))
+        """Reasons why this version cannot run some of the sweeps."""
+        return list(dict.fromkeys(reason for sweep in self.sweeps if (reason := sweep.missing())))
 
 
-def whole(method: str) -> bool:
-    """Not a variant of another."""
+def is_main_method(method: str) -> bool:
+    """Whether the method is not a variant of another one."""
     return not METHODS[method].changes
 
 
@@ -43,7 +43,7 @@ def among(*names: str) -> Callable[[str], bool]:
 
 
 PAIR = among("vanilla", "uat")
-"""The method, and its twin without feedback."""
+"""UAT, and the same model without feedback."""
 
 REWARDS: dict[str, dict[str, object]] = {
     "clean": {},
@@ -56,32 +56,32 @@ REWARDS: dict[str, dict[str, object]] = {
     "null, no action": {"feedback.reward": "null", "feedback.action": "null"},
     "inverted": {"feedback.reward": "inverted"},
 }
-"""What is told in place of a reward in the dark room, from the truth to nothing; then what is false but tells all."""
+"""Corruptions of the reward in the dark room, from none to complete; inverted rewards remain fully informative."""
 DELAYS: dict[str, dict[str, object]] = {f"d = {d}": {"domain.delay": d} for d in (0, 1, 3, 5, 10)}
-"""Steps by which rewards come late in recommendation."""
+"""Delays of the reward in recommendation, in steps."""
 WRONG: dict[str, dict[str, object]] = {name: REWARDS[name] for name in ("null", "shuffled", "inverted")}
-"""At the usual delay."""
+"""Corruptions of the reward in recommendation, at the usual delay."""
 DECAYS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 WIDTHS = (4, 8, 16, 32, 64)
 HANG_SENG: dict[str, object] = {"domain.test_from": "2020-01-01", "domain.days": 0}
-"""All of its days, those from the shock of 2020 on held out."""
+"""Use all days, and hold out those from the shock of 2020 on."""
 NAMED_DATA = ("hsi",)
-"""Data that a user may give for one sweep alone: the Hang Seng, whose gate is looked at."""
+"""Names of data for a single sweep: hsi is the Hang Seng index, for the figure of the gate."""
 LONG: dict[str, object] = {"method.max_positions": 151, "train.random_start": True}
-"""Trained so that an episode of 150 steps is in range."""
+"""Training settings that cover episodes of 150 steps."""
 
 
 STUDIES: dict[str, Study] = {
     "main": Study(
-        summary="every method in its domains, beside the filter and the published number",
-        sweeps=tuple(Sweep(domain=domain, methods=whole) for domain in DOMAINS.own),
+        summary="every method in its domains, compared with the Bayes filter and the published numbers",
+        sweeps=tuple(Sweep(domain=domain, methods=is_main_method) for domain in DOMAINS.own),
     ),
     "ablation": Study(
-        summary="UAT without each of its parts, all domains",
+        summary="UAT without each of its parts, in all domains",
         sweeps=tuple(Sweep(domain=domain, methods=of_family("uat")) for domain in DOMAINS.own),
     ),
     "boundary": Study(
-        summary="feedback that is noisy, late, false or absent: UAT against Vanilla, trained anew under each",
+        summary="UAT and Vanilla trained with feedback that is noisy, late, false or absent",
         sweeps=(
             *(
                 Sweep(domain="darkroom", tasks=("gradual",), methods=PAIR, settings=settings, label=label)
@@ -95,7 +95,7 @@ STUDIES: dict[str, Study] = {
         ),
     ),
     "mechanism": Study(
-        summary="where attention goes when the goal moves, what the gates tell of a market, how fast decisions follow",
+        summary="attention after a shift of the goal, gates by market regime, and the speed of adaptation",
         sweeps=(
             Sweep(
                 domain="darkroom",
@@ -109,7 +109,7 @@ STUDIES: dict[str, Study] = {
         ),
     ),
     "sensitivity": Study(
-        summary="how much UAT's memory and width matter on sepsis, one at a time",
+        summary="effect of UAT's feedback memory and utility width on sepsis, one at a time",
         sweeps=(
             *(Sweep(domain="sepsis", methods=among("uat"), settings={"method.decay": x}, label="λ") for x in DECAYS),
             *(
@@ -123,14 +123,14 @@ STUDIES: dict[str, Study] = {
         timed=True,
     ),
     "diagnostics": Study(
-        summary="the same trainings as main, by their other metrics",
-        sweeps=tuple(Sweep(domain=domain, methods=whole) for domain in DOMAINS.own),
+        summary="the trainings of main, by their other metrics",
+        sweeps=tuple(Sweep(domain=domain, methods=is_main_method) for domain in DOMAINS.own),
     ),
 }
 TIMED = ("vanilla", "gtrxl", "tent", "cotta", "dt", "adt", "uat")
-"""Methods of the table on efficiency."""
+"""Methods in the table of efficiency."""
 
 
 def chosen_studies(name: str) -> list[str]:
-    """The study itself, or each of them for `all`."""
+    """The name itself, or the names of all studies for `all`."""
     return list(STUDIES) if name == "all" else [name]

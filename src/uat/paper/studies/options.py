@@ -1,4 +1,4 @@
-"""What can be asked of a study: the flags of `uat reproduce` and of `python -m uat.paper.studies`."""
+"""The flags of `uat reproduce` and of `python -m uat.paper.studies`."""
 
 from __future__ import annotations
 
@@ -21,42 +21,42 @@ from uat.threads import thread_count
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduce:
-    """Run a study of the paper: train and score its cells, skipping those that are done, and write rows."""
+    """Run a study of the paper: train and score its cells, skip those that are done, and write rows."""
 
     study: str
     """main, ablation, boundary, mechanism, sensitivity, efficiency, diagnostics, or all."""
     preset: str = "quick"
-    """smoke (seconds a cell), quick (minutes on two cores) or paper (the published settings)."""
+    """smoke (seconds per cell), quick (minutes per cell on two cores) or paper (the published settings)."""
     domains: tuple[str, ...] = ()
-    """Only these domains; unset: all."""
+    """Run only these domains; by default all."""
     tasks: tuple[str, ...] = ()
-    """Only these tasks; unset: all."""
+    """Run only these tasks; by default all."""
     methods: tuple[str, ...] = ()
-    """Only these methods; unset: all."""
+    """Run only these methods; by default all."""
     seeds: tuple[int, ...] = ()
-    """Seeds of every cell; unset: 0 1 2 with the paper preset, 0 otherwise."""
+    """Seeds of every cell; by default 0 1 2 with the paper preset, and 0 otherwise."""
     data: tuple[str, ...] = ()
-    """Your own data in place of the embedded ones, as DOMAIN=PATH; hsi=PATH is the market of the gate's figure."""
+    """Your own data instead of the built-in data, as DOMAIN=PATH; hsi=PATH is the market in the figure of the gate."""
     set: tuple[str, ...] = ()
-    """Settings of every cell beside the study's, as FIELD=VALUE with a JSON value."""
+    """Additional settings of every cell, as FIELD=VALUE with a JSON value."""
     out: Path | None = None
-    """Folder of results; unset: runs/reproduce/PRESET. The same folder again goes on where it stopped."""
+    """Folder of results, by default runs/reproduce/PRESET. Running again with the same folder resumes the study."""
     runs: Path | None = None
-    """Folder of the run folders; unset: OUT/runs."""
+    """Folder of the run folders; by default OUT/runs."""
     executor: Literal["local", "ray"] = "local"
-    """Who does the work: processes on this machine, or a Ray cluster."""
+    """Run cells in processes on this machine (local), or on a Ray cluster."""
     workers: int | None = None
-    """How many cells at a time; unset: one for each GPU, or for each core without one."""
+    """Number of cells at a time; by default one per GPU, or one per core without GPUs."""
     address: str | None = None
-    """Address of a running Ray cluster; unset: a small one on this machine."""
+    """Address of a running Ray cluster; by default a local one is started."""
     retries: int = 0
-    """How often a cell that fails is tried again at once; a later run tries it again in any case."""
+    """Number of immediate retries of a failed cell; running the study again retries it in any case."""
     device: str | None = None
-    """Where to run, cpu or cuda; unset: CUDA if there is one."""
+    """Device, cpu or cuda; by default CUDA if available."""
     threads: int | None = None
-    """CPU threads of each worker; unset: UAT_THREADS, or one."""
+    """CPU threads of each worker; by default UAT_THREADS, or one."""
     dry_run: bool = False
-    """List the cells and about how long they take, and stop."""
+    """List the cells with a time estimate, and stop."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -98,20 +98,20 @@ class Reproduce:
 
 
 def settings_of(texts: Sequence[str]) -> dict[str, Any]:
-    """FIELD=VALUE, the value as JSON."""
+    """Parse texts FIELD=VALUE, with values in JSON."""
     return {name: _json(name, value) for name, value in _pairs("set", texts).items()}
 
 
 def _pairs(flag: str, texts: Sequence[str]) -> dict[str, str]:
-    """NAME=VALUE, each name once."""
-    found: dict[str, str] = {}
+    """Parse texts NAME=VALUE; a name may occur only once."""
+    values: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise ValueError(f"{flag} {shown(text)} must be NAME=VALUE")
-        if found.setdefault(name, value) != value:
-            raise ValueError(f"{flag} {shown(name)} is given twice: {shown(found[name])} and {shown(value)}")
-    return found
+        if values.setdefault(name, value) != value:
+            raise ValueError(f"{flag} {shown(name)} is given twice: {shown(values[name])} and {shown(value)}")
+    return values
 
 
 def _json(name: str, value: str) -> Any:

@@ -1,7 +1,7 @@
-"""What is looked at in trained policies beside their scores: the numbers behind the figures on mechanism.
+"""Probes analyse trained policies beyond their scores, for the figures on mechanism.
 
-A probe takes the runs of each method, one per seed, and gives arrays and rows. They are kept in one file,
-traces/PROBE.safetensors: the arrays, and beside them the rows and the identities of the runs.
+A probe maps the runs of each method, one per seed, to arrays and rows. They are stored in traces/PROBE.safetensors,
+together with the identities of the runs.
 """
 
 from __future__ import annotations
@@ -24,37 +24,36 @@ from uat.settings import shown
 from uat.tensor_files import RunError, read_tensors, write_tensors
 
 TOLD = "uat"
-"""The method whose gates and attention are looked at, beside the blind one."""
+"""The method whose gates and attention are analysed and compared with the blind method."""
 KINETICS_EPISODES = {"smoke": 16, "quick": 256, "paper": 1024}
 ATTENTION_EPISODES = {"smoke": 4, "quick": 32, "paper": 32}
 
 Runs = Mapping[str, Sequence[Run]]
-"""By method, in the order of seeds."""
+"""Method -> runs in the order of seeds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What a probe saw."""
+    """Result of a probe."""
 
     rows: list[dict[str, Any]]
-    """Plain numbers."""
     arrays: dict[str, Tensor]
     runs: tuple[str, ...] = ()
-    """Identities of the runs that were looked at."""
+    """Identities of the analysed runs."""
 
 
 def probe_attention(runs: Runs, device: torch.device) -> Trace:
-    """Maps under shifts of the goal: of every layer, means over seeds, episodes and heads."""
+    """Attention maps of every layer under shifts of the goal, averaged over seeds, episodes and heads."""
     told, blind = runs[TOLD], runs[BLIND]
     episodes = ATTENTION_EPISODES[told[0].config.preset]
-    found = attention_under_shifts(told, blind, episodes=episodes, device=device)
-    names = [item.name for item in fields(found) if item.name.endswith("_LTT")]
-    maps = {name.removesuffix("_LTT"): torch.from_numpy(getattr(found, name)).half() for name in names}
-    return Trace(found.rows, {**maps, "shifts": torch.tensor(found.shifts)})
+    study = attention_under_shifts(told, blind, episodes=episodes, device=device)
+    names = [item.name for item in fields(study) if item.name.endswith("_LTT")]
+    maps = {name.removesuffix("_LTT"): torch.from_numpy(getattr(study, name)).half() for name in names}
+    return Trace(study.rows, {**maps, "shifts": torch.tensor(study.shifts)})
 
 
 def probe_kinetics(runs: Runs, device: torch.device) -> Trace:
-    """Accuracy around every shift of the first test episodes, of each method and seed."""
+    """Accuracy of each method and seed around every shift of the first test episodes."""
     rows, arrays = [], {}
     for method, own in runs.items():
         seen = [asdict(kinetics_of(r, episodes=KINETICS_EPISODES[r.config.preset], device=device)) for r in own]
@@ -67,10 +66,10 @@ def probe_kinetics(runs: Runs, device: torch.device) -> Trace:
 
 
 def probe_gate(runs: Runs, device: torch.device) -> Trace:
-    """What policies carry inside over the test windows of markets: rows of every method and seed.
+    """Internal quantities of policies over the test windows of markets, with rows for every method and seed.
 
-    Arrays are of the first seed: by window, its last day, the number there and the window's mean; and by day, which
-    begins a window earlier, the mean over windows that hold it.
+    The arrays are those of the first seed: for each window its last day, the value on that day and the window's mean;
+    and for each day, starting one window earlier, the mean over the windows that contain it.
     """
     seen = {method: [gates_of_markets(run, device=device) for run in own] for method, own in runs.items()}
     first = next(iter(seen.values()))[0]
@@ -109,23 +108,23 @@ def file_of(folder: Path, name: str) -> Path:
     return folder / "traces" / f"{name}.safetensors"
 
 
-def look(name: str, runs: Runs, folder: Path, device: torch.device) -> None:
-    """Let a probe look at these runs, unless it has looked at all of them before, perhaps beside others."""
+def run_probe(name: str, runs: Runs, folder: Path, device: torch.device) -> None:
+    """Run a probe and store its trace, unless the stored trace already covers all of these runs."""
     identities = sorted(run.config.identity() for own in runs.values() for run in own)
-    old = seen(folder, name)
+    old = read_trace(folder, name)
     if old is None or not set(identities) <= set(old.runs):
-        found = PROBES[name](runs, device)
-        write_tensors(file_of(folder, name), found.arrays, {"rows": found.rows, "runs": identities})
+        trace = PROBES[name](runs, device)
+        write_tensors(file_of(folder, name), trace.arrays, {"rows": trace.rows, "runs": identities})
 
 
-def seen(folder: Path, name: str) -> Trace | None:
-    """What a probe saw; None if it has not looked."""
+def read_trace(folder: Path, name: str) -> Trace | None:
+    """Read and check the trace of a probe; None if there is none."""
     if not file_of(folder, name).exists():
         return None
     file = file_of(folder, name)
     arrays, meta = read_tensors(file)
     if not {"rows", "runs"} <= meta.keys():
-        raise RunError(f"{file} is not what a probe saw")
+        raise RunError(f"{file} is not the trace of a probe: its metadata lacks rows or runs")
     runs = meta["runs"]
     if not isinstance(runs, list) or not all(isinstance(run, str) for run in runs):
         raise RunError(f"{file}: the runs must be a list of identities, got {shown(runs)}")
@@ -160,7 +159,7 @@ def check_gate(trace: Trace, where: str) -> None:
         columns = GATE_MEANS if "value" in row else GATE_AREAS if "auc" in row else GATE
         check_row(row, columns, f"{where}, row {index}")
         if not row["markets"] or row["markets"] != trace.rows[0]["markets"]:
-            raise RunError(f"{where}, row {index}: the markets must be those of the first row, and some")
+            raise RunError(f"{where}, row {index}: the markets must be those of the first row, and not empty")
     for when, day, of in (("end", "day", "market"), ("daily", "daily/day", "daily/market")):
         length = len(trace.arrays[day].reshape(-1))
         for name in (day, of):
@@ -170,23 +169,23 @@ def check_gate(trace: Trace, where: str) -> None:
 
 
 def check_array(trace: Trace, name: str, shape: tuple[int, ...], where: str, *, floating: bool) -> None:
-    """Refuse an array that has another shape, is empty, or does not hold what it should."""
+    """Raise RunError if an array is empty or has the wrong shape, type or range."""
     array = trace.arrays[name]
     if array.shape != shape or not array.numel() or array.dtype not in (FLOATS if floating else WHOLES):
         wanted = f"{shape} of {'floats' if floating else 'whole numbers'}, none of them empty"
         raise RunError(f"{where}: the array {name!r} is {tuple(array.shape)} of {array.dtype}, expected {wanted}")
     counts = not floating or name.endswith("/offset")
     if counts and not (array.double().abs() < MOST_DAYS).all():
-        raise RunError(f"{where}: the array {name!r} holds numbers that are no steps or days")
+        raise RunError(f"{where}: the array {name!r} holds numbers that cannot be steps or days")
 
 
 FLOATS = {torch.float16, torch.float32, torch.float64}
 WHOLES = {torch.int8, torch.int16, torch.int32, torch.int64}
 MOST_DAYS = 10_000_000
-"""Days and steps are fewer: dates far beyond any calendar cannot be drawn."""
+"""Limit of day and step numbers, since matplotlib cannot draw dates far beyond any calendar."""
 CHECKS: dict[str, Callable[[Trace, str], None]] = {
     "attention": check_attention,
     "kinetics": check_kinetics,
     "gate": check_gate,
 }
-"""What the arrays and rows of each probe must be, so that whoever draws them need not look."""
+"""Checks of the arrays and rows of each probe, so that figures can rely on them."""

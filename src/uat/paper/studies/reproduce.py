@@ -1,4 +1,4 @@
-"""A study, from its grid to rows: what is done is skipped, what fails is told and does not stop the rest."""
+"""Run a study: skip cells that are done, report cells that fail, and continue with the rest."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from uat.paper.studies.executors import Executor, InProcess, Pool, Ray
 from uat.paper.studies.files import PAIR_KEY, SCORE_KEY, SUMMARY_KEY, TIMING_KEY, Results, merge
 from uat.paper.studies.grids import STUDIES, TIMED, chosen_studies
 from uat.paper.studies.options import Reproduce
-from uat.paper.studies.probes import look, seen
+from uat.paper.studies.probes import read_trace, run_probe
 from uat.paper.studies.work import Reference, Task, keep_failure, scores_of
 from uat.rows import EFFICIENCY
 from uat.runs import Run
@@ -36,21 +36,21 @@ from uat.training.surroundings import pick_device
 
 
 @dataclass(slots=True)
-class Summing:
-    """What a call did."""
+class StudyOutcome:
+    """Counts and failures of a call of `reproduce`."""
 
     cells: int = 0
-    """Cells of the study."""
+    """Number of cells of the study."""
     done_before: int = 0
     trained: int = 0
     failed: dict[str, str] = field(default_factory=dict)
-    """Job -> sentence."""
+    """Job -> reason of the failure."""
     missing: list[str] = field(default_factory=list)
-    """What this version cannot run yet."""
+    """Reasons why this version cannot run parts of the study."""
 
 
-def reproduce(options: Reproduce, board: Callable[[int], Board] = show_board) -> Summing:
-    """Run what is left of a study. Nobody else may write in the folder of results meanwhile."""
+def reproduce(options: Reproduce, board: Callable[[int], Board] = show_board) -> StudyOutcome:
+    """Run the remaining part of a study, while the folder of results is locked."""
     cells = cells_of(options)
     with (
         locked(options.results.path, f"the study {options.study}, preset {options.preset}"),
@@ -59,20 +59,20 @@ def reproduce(options: Reproduce, board: Callable[[int], Board] = show_board) ->
         return _reproduce(options, cells, board)
 
 
-def _reproduce(options: Reproduce, cells: Sequence[Cell], board: Callable[[int], Board]) -> Summing:
-    results, summing = options.results, Summing()
+def _reproduce(options: Reproduce, cells: Sequence[Cell], board: Callable[[int], Board]) -> StudyOutcome:
+    results, totals = options.results, StudyOutcome()
     studies = [STUDIES[name] for name in chosen_studies(options.study)]
-    summing.missing = list(dict.fromkeys(said for study in studies for said in study.missing()))
+    totals.missing = list(dict.fromkeys(reason for study in studies for reason in study.missing()))
     there = measured(results)
     todo = [cell for cell in cells if not is_done(cell, results, there)]
-    summing.cells, summing.done_before = len(cells), len(cells) - len(todo)
+    totals.cells, totals.done_before = len(cells), len(cells) - len(todo)
     tasks: list[Task] = [*references(cells, there), *jobs(todo, seeds_together=on_gpu(options))]
-    run(tasks, executor_for(options), results, summing, retries=options.retries, board=board)
+    run(tasks, executor_for(options), results, totals, retries=options.retries, board=board)
     if any(study.timed for study in studies):
-        time_methods(options, results, summing)
+        time_methods(options, results, totals)
     conclude(results)
-    look_inside(cells_of(replace(options, methods=())), results, summing, pick_device(options.device))
-    return summing
+    run_probes(cells_of(replace(options, methods=())), results, totals, pick_device(options.device))
+    return totals
 
 
 def cells_of(options: Reproduce) -> list[Cell]:
@@ -81,7 +81,7 @@ def cells_of(options: Reproduce) -> list[Cell]:
 
 
 Measured = set[tuple[str, str, str, str]]
-"""Domain, task, setting and run ("" for references) of rows that are there."""
+"""Domain, task, setting and run ("" for references) of the existing rows."""
 
 
 def measured(results: Results) -> Measured:
@@ -89,21 +89,22 @@ def measured(results: Results) -> Measured:
 
 
 def is_done(cell: Cell, results: Results, there: Measured) -> bool:
-    """Whether its rows are there, and what probes are to look at, or have seen."""
+    """Whether the cell's rows exist, and for every probe its trace or the run folder that it needs."""
     if cell.identity not in {run for _, _, _, run in there}:
         return False
-    looked = [found for probe in cell.probes if (found := seen(results.path, probe)) and cell.identity in found.runs]
-    return len(looked) == len(cell.probes) or scores_of(cell, results.runs) is not None
+    traces = [trace for probe in cell.probes if (trace := read_trace(results.path, probe))]
+    probed = [trace for trace in traces if cell.identity in trace.runs]
+    return len(probed) == len(cell.probes) or scores_of(cell, results.runs) is not None
 
 
 def references(cells: Sequence[Cell], there: Measured) -> list[Reference]:
-    """One for each task whose references have no rows yet."""
-    found: dict[str, Reference] = {}
+    """One job for each task whose references have no rows yet."""
+    missing: dict[str, Reference] = {}
     for cell in cells:
         task, c = Reference(cell=cell), cell.config
-        if task.key not in found and (c.domain_name, cell.task, c.build_true_domain().setting, "") not in there:
-            found[task.key] = task
-    return list(found.values())
+        if task.key not in missing and (c.domain_name, cell.task, c.build_true_domain().setting, "") not in there:
+            missing[task.key] = task
+    return list(missing.values())
 
 
 # ---------------------------------------------------------------- running
@@ -127,12 +128,12 @@ def run(
     tasks: Sequence[Task],
     executor: Executor,
     results: Results,
-    summing: Summing,
+    totals: StudyOutcome,
     *,
     retries: int = 0,
     board: Callable[[int], Board] = show_board,
 ) -> None:
-    """Do all tasks; rows are written as they come, so that a kill loses only what was under way."""
+    """Run all tasks and write rows as they arrive, so that a kill loses only the tasks in progress."""
     notes = results.path / "progress"
     waiting = list(tasks)
     for attempt in range(1 + retries):
@@ -144,11 +145,11 @@ def run(
                 task = waiting[index]
                 if outcome.failure is None:
                     results.add("scores", outcome.rows, SCORE_KEY)
-                    summing.failed.pop(task.name, None)
-                    summing.trained += 0 if isinstance(task, Reference) else sum(c.scored for c in task.cells)
+                    totals.failed.pop(task.name, None)
+                    totals.trained += 0 if isinstance(task, Reference) else sum(c.scored for c in task.cells)
                 else:
                     failed.append(task)
-                    summing.failed[task.name] = outcome.failure
+                    totals.failed[task.name] = outcome.failure
                     file = keep_failure(results.path / "failures", replace(outcome, name=task.name))
                     shown.say(f"failed: {task.name}: {outcome.failure} ({file})")
                 shown.done(task.name, outcome.seconds, failed=outcome.failure is not None)
@@ -161,7 +162,7 @@ def run(
 
 @contextlib.contextmanager
 def _removed(folder: Path) -> Any:
-    """Without this folder before and after: notes of workers that were killed tell nothing."""
+    """Remove a folder before and after the block: notes of killed workers are meaningless."""
     shutil.rmtree(folder, ignore_errors=True)
     try:
         yield
@@ -169,8 +170,8 @@ def _removed(folder: Path) -> Any:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def time_methods(options: Reproduce, results: Results, summing: Summing) -> None:
-    """Speed and memory, one method after the other, when all else is done."""
+def time_methods(options: Reproduce, results: Results, totals: StudyOutcome) -> None:
+    """Measure speed and memory, one method after the other, after all other work."""
     file = results.path / "efficiency.jsonl"
     if options.domains and efficiency.DOMAIN not in options.domains:
         return
@@ -183,41 +184,45 @@ def time_methods(options: Reproduce, results: Results, summing: Summing) -> None
             try:
                 merge(file, measure(method, options.preset, options.device), TIMING_KEY, EFFICIENCY)
             except (ValueError, RuntimeError) as error:
-                summing.failed[f"efficiency of {method}"] = str(error).splitlines()[0]
+                totals.failed[f"efficiency of {method}"] = str(error).splitlines()[0]
 
 
 # ---------------------------------------------------------------- intervals and pairs
 
 
 def conclude(results: Results) -> None:
-    """Intervals and paired differences, of all rows whose run folders are here, whichever part was asked for now: a
-    smaller grid must not take the seeds of a larger one out of an interval, nor pairs out of Holm's rule."""
-    found = evaluations(results)
-    if not found:
+    """Compute intervals and paired differences of all rows whose run folders exist.
+
+    They do not depend on the part of the study that was selected: a smaller selection must not remove seeds from an
+    interval, nor pairs from Holm's correction.
+    """
+    evaluated = evaluations(results)
+    if not evaluated:
         return
-    results.add("intervals", [asdict(row) for row in compare(found)], SUMMARY_KEY)
-    results.add("pairs", [asdict(pair) for pair in pairs(run_groups(found))], PAIR_KEY)
+    results.add("intervals", [asdict(row) for row in compare(evaluated)], SUMMARY_KEY)
+    results.add("pairs", [asdict(pair) for pair in pairs(run_groups(evaluated))], PAIR_KEY)
 
 
 def evaluations(results: Results) -> list[Evaluation]:
-    """What the run folders hold of the rows, with the references' numbers; methods in the registry's order."""
+    """Evaluations of the rows from their run folders, with the references, in the registry's order of methods."""
     rows = {(row["run"], row["n"]) for row in results.read("scores")}
-    found: dict[str, Evaluation] = {}
+    by_identity: dict[str, Evaluation] = {}
     for folder in sorted(file.parent for file in results.runs.glob("*/scores.jsonl")):
         try:
             one = read_evaluation(Run.open(folder))
             identity, score = one.config.identity(), one.scores[0]
             if (identity, score.n) in rows:
                 own = Cell(config=one.config, task=score.task)
-                found[identity] = replace(one, episodes={**one.episodes, **reference_numbers(own, one, results)})
-        except FileError as error:  # a folder of another version, or one that somebody changed
+                references = reference_numbers(own, one, results)
+                by_identity[identity] = replace(one, episodes={**one.episodes, **references})
+        except FileError as error:  # a folder of another version, or a modified one
             say(f"left out of intervals and pairs: {error}")
     order = list(METHODS)
-    return sorted(found.values(), key=lambda one: order.index(one.config.method_name))
+    return sorted(by_identity.values(), key=lambda one: order.index(one.config.method_name))
 
 
-def look_inside(cells: Sequence[Cell], results: Results, summing: Summing, device: torch.device) -> None:
-    """Let each probe look at the runs that are here, the same seeds of every method; it waits until all methods are."""
+def run_probes(cells: Sequence[Cell], results: Results, totals: StudyOutcome, device: torch.device) -> None:
+    """Run each probe on the finished runs, with the same seeds of every method, once all its methods are finished."""
     for probe in sorted({probe for cell in cells for probe in cell.probes}):
         own = [cell for cell in cells if probe in cell.probes]
         ready = [cell for cell in own if (cell.folder(results.runs) / "scores.jsonl").exists()]
@@ -226,39 +231,39 @@ def look_inside(cells: Sequence[Cell], results: Results, summing: Summing, devic
         seeds = sorted({s for _, s in by_seed if all((method, s) in by_seed for method in methods)})
         if not seeds:
             continue
-        say(f"looking at {probe}")
+        say(f"probing {probe}")
         runs = {m: [Run.open(by_seed[m, seed].folder(results.runs)) for seed in seeds] for m in methods}
         try:
-            look(probe, runs, results.path, device)
+            run_probe(probe, runs, results.path, device)
         except (ValueError, KeyError, RuntimeError) as error:
-            summing.failed[f"probe {probe}"] = f"{type(error).__name__}: {error}".splitlines()[0]
+            totals.failed[f"probe {probe}"] = f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def reference_numbers(cell: Cell, one: Evaluation, results: Results) -> dict[str, dict[str, Any]]:
-    """What the references scored on the episodes of this run; nothing where they were not kept."""
+    """Metrics of the references on the episodes of this run; empty if they were not kept."""
     file = Reference(cell=cell).folder(results.runs) / "references.safetensors"
     if not file.exists():
         return {}
-    found, wanted = by_method(read_tensors(file)[0], file), one.episodes[cell.config.method_name]
-    for name, metrics in found.items():
+    references, wanted = by_method(read_tensors(file)[0], file), one.episodes[cell.config.method_name]
+    for name, metrics in references.items():
         if any(metric not in metrics or metrics[metric].shape != x.shape for metric, x in wanted.items()):
             raise FileError(f"{file} does not hold the metrics and episodes of {cell.folder(results.runs)} for {name}")
-    return found
+    return references
 
 
 def pairs(groups: Sequence[Group]) -> list[Pair]:
-    """Every two methods of a place under the same settings, by its first metric, on the seeds that both have."""
+    """Compare every two methods of a place with the same settings, in its first metric, on their common seeds."""
     by_place: dict[tuple[Any, ...], list[Group]] = {}
     for group in groups:
         by_place.setdefault((group.place, group.preset, group.variant), []).append(group)
-    found: list[Pair] = []
-    for (place, _, _), there in by_place.items():
-        there.sort(key=lambda group: list(METHODS).index(group.method))  # whichever seeds are here
+    result: list[Pair] = []
+    for (place, _, _), rivals in by_place.items():
+        rivals.sort(key=lambda group: list(METHODS).index(group.method))  # independent of the seeds that exist
         domain, task, _, _, n = place
-        setting = there[0].setting
-        metric, own = there[0].headline, []
-        for i, a in enumerate(there):
-            for b in there[:i]:
+        setting = rivals[0].setting
+        metric, own = rivals[0].headline, []
+        for i, a in enumerate(rivals):
+            for b in rivals[:i]:
                 seeds = tuple(sorted(a.runs.keys() & b.runs.keys()))
                 if seeds:
                     names = {"method": a.method, "other": b.method, "metric": metric}
@@ -267,15 +272,15 @@ def pairs(groups: Sequence[Group]) -> list[Pair]:
                     numbers = {"difference": difference, "low": low, "high": high, "p": p, "p_holm": p}
                     about = {"domain": domain, "task": task, "setting": setting, "n": n, "seeds": seeds}
                     own.append(Pair(**names, **numbers, **about))
-        found += holm(own)
-    return found
+        result += holm(own)
+    return result
 
 
-# ---------------------------------------------------------------- what would be done
+# ---------------------------------------------------------------- dry run
 
 
 def plan(options: Reproduce) -> list[dict[str, Any]]:
-    """One row per cell, and whether it is done; the last row sums up."""
+    """One row per cell that says whether it is done, and a last row with the total."""
     results, gpu = options.results, on_gpu(options)
     there, rows, left = measured(results), [], {}
     for cell in cells_of(options):

@@ -1,4 +1,4 @@
-"""One job, done by whoever is free: train and score. What is done already is not done again."""
+"""Run one job of a study: train and score its cells, and skip finished work."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from uat.training.trainer import train
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """The filter, the expert and chance in one task: what they score does not depend on any training."""
+    """The job of scoring a task's references (filter, expert and chance), which depend on no training."""
 
     cell: Cell
 
@@ -37,7 +37,7 @@ class Reference:
 
     @property
     def key(self) -> str:
-        """The same for cells of the same worlds."""
+        """A key that is equal for cells with the same worlds."""
         c = self.cell.config
         return json.dumps([c.domain_name, to_json(c.domain), c.evaluation.episodes], sort_keys=True)
 
@@ -53,18 +53,18 @@ Task = Job | Reference
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a job."""
+    """Result of a job."""
 
     name: str
     rows: list[dict[str, Any]]
     seconds: float
     failure: str | None = None
-    """One sentence."""
+    """The reason in one sentence; None if the job succeeded."""
     traceback: str = ""
 
 
-def do(task: Task, runs: Path, note: Path, device: str | None, threads: int | None = None) -> Outcome:
-    """The job, with so many CPU threads; a failure is an outcome like any other, so that the rest of a grid goes on."""
+def run_job(task: Task, runs: Path, note: Path, device: str | None, threads: int | None = None) -> Outcome:
+    """Run a job. A failure becomes an outcome, so that the rest of a study continues."""
     started, chosen = time.perf_counter(), pick_device(device)
     progress = Note(note, task.name)
     try:
@@ -75,16 +75,16 @@ def do(task: Task, runs: Path, note: Path, device: str | None, threads: int | No
                 else cell_rows(task, runs, chosen, progress)
             )
     except Exception as error:
-        said = f"{type(error).__name__}: {str(error).strip() or 'no message'}".splitlines()[0]
+        reason = f"{type(error).__name__}: {str(error).strip() or 'no message'}".splitlines()[0]
         seconds = time.perf_counter() - started
-        return Outcome(name=task.name, rows=[], seconds=seconds, failure=said, traceback=traceback.format_exc())
+        return Outcome(name=task.name, rows=[], seconds=seconds, failure=reason, traceback=traceback.format_exc())
     finally:
         note.unlink(missing_ok=True)
     return Outcome(name=task.name, rows=rows, seconds=time.perf_counter() - started)
 
 
 def cell_rows(job: Job, runs: Path, device: torch.device, progress: Note) -> list[dict[str, Any]]:
-    """Train the owners side by side, let the others take over, then score."""
+    """Train the owners side by side, let the other cells start from their weights, then score all."""
     waiting = [cell for cell in job.cells if cell.scored and scores_of(cell, runs) is None]
     needed = {source_of(cell).identity for cell in waiting}
     owners = [cell for cell in job.owners if cell.identity in needed]
@@ -96,7 +96,7 @@ def cell_rows(job: Job, runs: Path, device: torch.device, progress: Note) -> lis
         device=device,
         progress=progress.begin,
     )
-    found = []
+    scores = []
     for cell in (cell for cell in job.cells if cell.scored):
         folder = folders[cell.identity]
         if (rows := scores_of(cell, runs)) is None:
@@ -104,12 +104,12 @@ def cell_rows(job: Job, runs: Path, device: torch.device, progress: Note) -> lis
                 source = None if folder.exists() else folders[source_of(cell).identity]
                 train(cell.config, folder, resume=True, source=source, device=device)
             rows = [asdict(row) for row in evaluate(folder, references=False, device=device).scores]
-        found += rows
-    return found
+        scores += rows
+    return scores
 
 
 def scores_of(cell: Cell, runs: Path) -> list[dict[str, Any]] | None:
-    """The rows of a run that has come to its end and been scored; None if there is something left to do."""
+    """Rows of a run that is completely trained and scored; None if there is work left."""
     folder = cell.folder(runs)
     if not (folder / "config.json").exists():
         return None
@@ -125,13 +125,13 @@ def reference_rows(task: Reference, runs: Path, device: torch.device) -> list[di
     domain, run = config.build_true_domain(), Run(task.folder(runs), config)
     count = domain.episode_count("test", config.evaluation.episodes)
     with precision(config.train.precision):
-        found = reference_episodes(run, count, device)
-    rows = [row for method, metrics in found.items() for row in rows_of(config, domain, method, metrics)]
+        values = reference_episodes(run, count, device)
+    rows = [row for method, metrics in values.items() for row in rows_of(config, domain, method, metrics)]
     return [asdict(row) for row in rows]
 
 
 class Note(Progress):
-    """Progress for whoever watches from another process or machine: a small file, written at most twice a second."""
+    """Progress in a small file for observers in other processes or machines, written at most twice a second."""
 
     def __init__(self, file: Path, name: str) -> None:
         self.file, self.name, self.total, self.last = file, name, 1, 0.0
@@ -147,12 +147,12 @@ class Note(Progress):
 
     def write(self, epoch: int, note: str) -> None:
         self.last = time.monotonic()
-        said = {"name": self.name, "epoch": epoch, "total": self.total, "note": note}
-        write_atomically(self.file, json.dumps(said).encode(), durable=False)
+        row = {"name": self.name, "epoch": epoch, "total": self.total, "note": note}
+        write_atomically(self.file, json.dumps(row).encode(), durable=False)
 
 
 def keep_failure(folder: Path, outcome: Outcome) -> Path:
-    """The whole story of a failure, for whoever mends it."""
+    """Write a failure with its traceback to a file; return the path."""
     name = "".join(c if c.isalnum() or c in "=.-" else "-" for c in outcome.name)
     file = folder / f"{safe_name(name)}.txt"
     write_atomically(file, f"{outcome.failure}\n\n{outcome.traceback}".encode(errors="backslashreplace"))

@@ -1,7 +1,7 @@
-"""Worker processes of a grid: each does one job at a time, fails alone, and ends with its parent.
+"""Worker processes of a study: each runs one job at a time, fails without affecting others, and ends with its parent.
 
-A worker that is killed (by the system, when memory runs out) fails the job it was doing, and another one takes its
-place. A worker whose parent has ended, however that happened, ends at once: nothing trains on beside the next attempt.
+If a worker is killed (for example by the system, when memory runs out), its job fails and a new worker takes its place.
+A worker ends at once when its parent has ended for any reason, so that no training continues beside the next attempt.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ STOP_SECONDS = 5.0
 
 
 class WorkerDied(Exception):  # noqa: N818 (an outcome, never raised at a user)
-    """The process ended in the middle of its job."""
+    """The worker's process ended during its job."""
 
 
 @dataclass(slots=True)
 class Worker:
-    """A process in one of the pool's places, and its end of the line to the parent."""
+    """A worker process, its index in the pool, and the parent's connection to it."""
 
     place: int
     process: Any
     line: Connection
     job: int | None = None
-    """Index of the job it is doing."""
+    """Index of its current job."""
 
 
 def run_jobs(
@@ -44,10 +44,10 @@ def run_jobs(
     poll_seconds: float,
     begin: Callable[[int], None],
 ) -> Iterator[tuple[int, Any]]:
-    """Each job's index and what `do(place, job)` gave for it, or WorkerDied, as they are done.
+    """Yield each job's index and the result of `do(place, job)`, or WorkerDied, as the jobs end.
 
-    do, begin: functions of a module, as workers import them; a worker calls `begin(place)` first. `watch` is called
-    every `poll_seconds` meanwhile.
+    do, begin: module-level functions, since workers import them; a worker calls `begin(place)` first.
+    watch: called every `poll_seconds` in the meantime.
     """
     todo = list(enumerate(jobs))[::-1]
     pool: dict[int, Worker] = {}
@@ -77,7 +77,7 @@ def run_jobs(
 def _start(place: int, do: Callable[[int, Any], Any], begin: Callable[[int], None]) -> Worker:
     ours, theirs = _context.Pipe()
     process = _context.Process(target=_work, args=(place, theirs, do, begin), name=f"uat worker {place}", daemon=True)
-    with _interrupts_held_back():  # inherited: Ctrl-C is the parent's to answer, while a worker imports as well
+    with _interrupts_held_back():  # inherited, so that only the parent handles Ctrl-C, even while a worker imports
         process.start()
     theirs.close()
     return Worker(place, process, ours)
@@ -85,11 +85,11 @@ def _start(place: int, do: Callable[[int, Any], Any], begin: Callable[[int], Non
 
 @contextlib.contextmanager
 def _interrupts_held_back() -> Iterator[None]:
-    """A process started inside never sees Ctrl-C; one that comes meanwhile reaches this process afterwards."""
+    """Hide Ctrl-C from processes that start inside the block; this process receives it afterwards."""
     if not hasattr(signal, "pthread_sigmask"):  # pragma: no cover (Windows)
         yield
         return
-    resource_tracker.ensure_running()  # when it starts it lets interrupts through again
+    resource_tracker.ensure_running()  # because it unblocks interrupts when it starts
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
@@ -98,11 +98,11 @@ def _interrupts_held_back() -> Iterator[None]:
 
 
 def _hand_over(worker: Worker, todo: list[tuple[int, Any]]) -> None:
-    """The next job, if there is one."""
+    """Send the next job to the worker, if there is one."""
     worker.job = None
     if todo:
         worker.job, job = todo.pop()
-        with contextlib.suppress(OSError):  # it has died already: its line says so when it is read
+        with contextlib.suppress(OSError):  # the worker has died, which reading from it will report
             worker.line.send(job)
 
 
@@ -127,7 +127,7 @@ def _work(place: int, line: Connection, do: Callable[[int, Any], Any], begin: Ca
 
 
 def _end_with_parent() -> None:
-    """Wait for the parent's end and end at once, in the middle of whatever is done: a run folder bears any kill."""
+    """End this process as soon as the parent has ended; run folders tolerate a kill at any time."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])

@@ -1,0 +1,67 @@
+"""Training as a user starts it: from a config, or from a domain and a method, with defaults for everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from uat.config import RunConfig
+from uat.domains import Domain
+from uat.files import check_path
+from uat.methods import Policy
+from uat.recipes import compose, default_folder
+from uat.runs import Run
+from uat.settings import shown
+from uat.training import trainer
+from uat.training.trainer import ShowProgress
+
+
+def train(
+    config: RunConfig | Domain | str,
+    out: Path | str | None = None,
+    *,
+    method: str | type[Policy] | Any = None,
+    preset: str | None = None,
+    seed: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    source: Run | Path | str | None = None,
+    device: torch.device | str | None = None,
+    threads: int | None = None,
+    progress: ShowProgress | None = None,
+) -> Run:
+    """Train a policy and leave its run folder at `out`. With `resume`, go on where a run of this config stopped.
+
+    config: a RunConfig, or a domain: its name, an address such as "python:bandit:Bandit", or an object. With a domain:
+      method: a name, an address, a policy class, or a config; unset: "uat".
+      preset: "smoke" (seconds), "quick" (minutes) or "paper"; unset: "paper", the whole training.
+      seed: decides initial weights, training worlds, sampled actions and dropout; unset: 0.
+      settings: what differs from the recipe, such as {"train.epochs": 50}.
+    out: the run folder; unset, for a domain: runs/DOMAIN-METHOD-PRESET-SEED.
+    source: a run whose training is the same (TENT and CoTTA train as Vanilla); it is taken over, not done again.
+    device: unset: CUDA if there is one.
+    threads: CPU threads; unset: UAT_THREADS, or one. The run is the same with any number, its last bits are not.
+    Started by torchrun, the processes share every batch, and the first of them writes (see `uat.training.ranks`).
+    """
+    about = {"method": method, "preset": preset, "seed": seed, "settings": settings}
+    given = {name: value for name, value in about.items() if value is not None}
+    if not isinstance(config, RunConfig):
+        config = composed(config, given)
+        out = default_folder(config) if out is None else out
+    elif given:
+        name, value = next(iter(given.items()))
+        raise ValueError(
+            f"{name}={shown(value)} goes with a domain, and config= is a whole RunConfig: change it by uat.override"
+        )
+    how = {"resume": resume, "source": source, "device": device, "threads": threads, "progress": progress}
+    return trainer.train(config, check_path(out, "out"), **how)
+
+
+def composed(domain: Any, about: Mapping[str, Any]) -> RunConfig:
+    """The config of a domain and what was said beside it."""
+    if not isinstance(domain, str | Domain):
+        raise ValueError(f"config={shown(domain)} must be RunConfig, a domain, or the name of one")
+    return compose(domain, **about)
