@@ -123,8 +123,7 @@ def resident_mb() -> float:
 
 def measure(steps: int, context: int, path: Literal["fast", "cached"], samples: int = 20) -> Result:
     policy = build(context)
-    reach = policy.config.num_layers * (context - 1) + 1
-    remember = STRETCH + reach + FORGET
+    remember = STRETCH + (policy.backbone.reach or 0) + FORGET
     stream, tenth = Stream(policy, path, remember), steps // 10
     if tenth <= max(context, STRETCH):
         raise ValueError(f"--steps {steps} must be more than ten times the context of {context}, and {10 * STRETCH}")

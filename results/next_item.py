@@ -64,15 +64,15 @@ def score(method: str, seed: int, sequences: Sequences, args: argparse.Namespace
     settings, training = SETTINGS[method]
     chosen = {**training, **({} if args.epochs is None else {"epochs": args.epochs})}
     config = NextItemConfig(**chosen, precision=args.precision, seed=seed)
-    for said in learn(method, settings, sequences, config, pick_device(args.device)):
-        if isinstance(said, Outcome):
-            rows = [asdict(row) for row in said.rows(method, args.dataset, seed, sequences.num_users)]
+    for progress in learn(method, settings, sequences, config, pick_device(args.device)):
+        if isinstance(progress, Outcome):
+            rows = [asdict(row) for row in progress.rows(method, args.dataset, seed, sequences.num_users)]
             for row in rows:
                 print(f"  {method} {seed} {row['split']:10} {row['metric']:10} {row['value']:.4f}", flush=True)
             if args.out is not None:
                 merge(args.out, rows, SCORE_KEY, SCORES)
         else:
-            print(f"{method} {seed} {said}", flush=True)
+            print(f"{method} {seed} {progress}", flush=True)
 
 
 if __name__ == "__main__":

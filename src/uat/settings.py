@@ -107,7 +107,7 @@ def check_settings_class(kind: Any, name: str) -> None:
 
 
 def first_sentence(value: Any) -> str:
-    """What a class or function says of itself in the first line of its docstring; empty if it says nothing."""
+    """First line of the docstring of a class or function, without its full stop; empty if there is none."""
     return (inspect.getdoc(value) or "").split("\n")[0].rstrip(".")
 
 

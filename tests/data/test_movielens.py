@@ -216,7 +216,7 @@ def test_a_cached_log_is_the_same_and_follows_its_files(tmp_path: Path, monkeypa
         patch.setattr("uat.data.movielens.sources.read", lambda path: pytest.fail("read again"))
         assert load(source, FEW, cache).checksum() == log.checksum()
     saved.write_bytes(saved.read_bytes()[:-200])
-    assert load(source, FEW, cache).checksum() == log.checksum()  # a damaged file is made anew
+    assert load(source, FEW, cache).checksum() == log.checksum()  # a damaged file is rebuilt
     as_csv(source, ROWS[:-2])
     assert load(source, FEW, cache).checksum() != log.checksum()
 

@@ -124,6 +124,33 @@ def test_a_windowed_step_reads_no_value_on_the_host(case: str) -> None:
             assert logits_BA.shape == (3, policy.spec.action.count)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("positions", KINDS)
+@pytest.mark.parametrize("case", CASES)
+def test_windowed_steps_are_captured_on_a_gpu_and_equal_the_pass_on_a_cpu(case: str, positions: str) -> None:
+    policy = windowed(case, positions, 4)
+    batch = episodes(policy)
+    expected = logits(policy, batch)
+    policy, on_gpu = policy.cuda(), batch.to("cuda")
+    torch.testing.assert_close(logits(policy, on_gpu).cpu(), expected, **EXACT)
+
+    @torch.no_grad()
+    def play() -> Tensor:
+        state, found = policy.init_state(3, STEPS, "cuda"), []
+        for t in range(STEPS):
+            logits_BA, state = policy.step(state, on_gpu.step(t))
+            found.append(logits_BA)
+        return torch.stack(found, dim=1)
+
+    play()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = play()
+    graph.replay()
+    torch.testing.assert_close(found.cpu(), expected, **EXACT)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", ["uat", "dt"])
 def test_less_precise_weights_stream_within_their_rounding(case: str, dtype: torch.dtype) -> None:
@@ -162,9 +189,10 @@ def test_memory_holds_the_window_however_long_the_stream_is(case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_a_window_reaches_exactly_so_far(case: str, positions: str, layers: int) -> None:
     """Layers stack: each adds context - 1 steps. A change just outside changes no bit, one just inside does."""
-    policy, context = windowed(case, positions, 3, num_layers=layers), 3
+    policy: Any = windowed(case, positions, 3, num_layers=layers)
     batch, last = episodes(policy), STEPS - 1
-    farthest = last - layers * (context - 1)
+    assert policy.backbone.reach == 2 * layers + 1
+    farthest = last - 2 * layers
     expected = logits(policy, batch)[:, last]
     assert torch.equal(logits(policy, with_obs(batch, farthest - 1))[:, last], expected)
     assert (logits(policy, with_obs(batch, farthest))[:, last] != expected).any(-1).all()

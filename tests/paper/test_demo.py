@@ -1,4 +1,4 @@
-"""`uat demo` from end to end: two runs, a table, and a page that can be looked at."""
+"""`uat demo` from end to end: two runs, a table, and a page."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ METHODS = ("vanilla", "uat")
 
 
 def demo(out: Path) -> tuple[list[dict[str, Any]], str]:
-    """The rows on stdout and the words on stderr."""
-    said, told = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(told):
+    """Rows from stdout, and text from stderr."""
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
         main(["demo", "--preset", "smoke", "--out", str(out), "--device", "cpu", "--json"])
-    return json.loads(said.getvalue()), told.getvalue()
+    return json.loads(stdout.getvalue()), stderr.getvalue()
 
 
 def page_data(out: Path) -> dict[str, Any]:
@@ -41,7 +41,7 @@ Shown = tuple[Path, list[dict[str, Any]], str]
 
 
 def test_the_table_holds_both_methods_between_chance_and_expert(shown: Shown) -> None:
-    _, rows, told = shown
+    _, rows, stderr = shown
     assert [row["method"] for row in rows] == ["random", "vanilla", "uat", "ceiling", "expert"]
     by = {row["method"]: row for row in rows}
     assert by["expert"]["accuracy"] == 1.0
@@ -52,7 +52,7 @@ def test_the_table_holds_both_methods_between_chance_and_expert(shown: Shown) ->
         assert all((row[name] is not None) == trained for name in ("gap_closed", "parameters", "seconds"))
     assert by["vanilla"]["gap_closed"] == 0.0
     assert by["vanilla"]["parameters"] < by["uat"]["parameters"]
-    assert "demo.html" in told
+    assert "demo.html" in stderr
 
 
 def test_the_page_carries_the_table_and_the_curves(shown: Shown) -> None:

@@ -1,4 +1,4 @@
-"""Looking inside: maps that reproduce what the policy answers, parts that sum to the whole, and known masses."""
+"""Mechanism: attention maps that reproduce the policy's outputs, parts that sum to the logits, and known masses."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def saved_run(folder: Path, domain: str, method: str, *, weights: Any = None, **
 
 @pytest.mark.parametrize("method", ON_THE_BACKBONE)
 def test_maps_reproduce_the_policys_own_outputs(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attention's own softmax is replaced by the maps, layer by layer: the representation is the same."""
+    """Replacing the softmax of every layer by the maps gives the same representation."""
     policy, batch = build_random(method, SPEC, max_positions=11), placed_batch()
     expected = policy.features(batch)
     maps = list(policy.trace(batch).attention_LBHTT)
@@ -190,7 +190,7 @@ def test_gates_by_regime_by_hand() -> None:
     found = gate_norms(policy, batch)
     assert found.rho_BT.shape == (3, 7)
     assert found.g_LBT.shape == (2, 3, 7)
-    assert found.rho_BT[:, 0].max() == 0, "nothing has been told before the first step"
+    assert found.rho_BT[:, 0].max() == 0, "there is no feedback before the first step"
     with pytest.raises(ValueError, match="Vanilla has no gates"):
         gate_norms(build_random("vanilla", SPEC), batch)
 
@@ -269,7 +269,7 @@ def test_rows_are_means_of_their_groups(seen: MarketGates) -> None:
 
 
 def test_intervals_of_groups_and_areas_are_those_of_plain_samples() -> None:
-    """One step a window, no blocks: a group's interval is that of `filled`, an area's has DeLong's variance."""
+    """With one step per window and no blocks, groups have the interval of `filled`, and AUCs have DeLong's variance."""
     draw = np.random.default_rng(0)
     x_ES, own_ES = draw.normal(size=(400, 1)), draw.random((400, 1)) < 0.3
     found = group_mean(x_ES, own_ES, 1.0)
@@ -283,7 +283,7 @@ def test_intervals_of_groups_and_areas_are_those_of_plain_samples() -> None:
 
 def test_weights_are_moved_by_gates_alone(tmp_path: Path, market_run: Run, seen: MarketGates) -> None:
     moved_ET = seen.norms["weights_moved"]
-    assert moved_ET[:, 0].max() == 0 == seen.norms["rho_norm"][:, 0].max(), "nothing has been told yet"
+    assert moved_ET[:, 0].max() == 0 == seen.norms["rho_norm"][:, 0].max(), "there is no feedback yet"
     assert 0 < moved_ET[:, 1:].min() <= moved_ET.max() <= 2
     config = market_run.config
     fresh = build_policy(config, config.build_domain(), torch.device("cpu"))

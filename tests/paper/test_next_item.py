@@ -1,4 +1,4 @@
-"""The next-item task: its split and its metrics by hand, and recommenders that learn an alphabet."""
+"""Next-item prediction: splits and metrics computed by hand, and recommenders that learn an alphabet."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_target_that_was_seen_is_last() -> None:
 
 
 def stretches(letters: int, users: int) -> Sequences:
-    """Stretches of a circular alphabet, from anywhere and of several lengths."""
+    """Pieces of a circular alphabet with random starts and several lengths."""
     draw = np.random.default_rng(0)
     lengths_U, start_U = draw.integers(5, 12, users), draw.integers(0, letters, users)
     item_N = np.concatenate([(start + np.arange(n)) % letters for start, n in zip(start_U, lengths_U, strict=True)])

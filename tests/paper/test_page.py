@@ -1,4 +1,4 @@
-"""The demo page: its data comes back out unchanged, no text breaks out, and it loads nothing."""
+"""The demo page: its data is unchanged, no text escapes from the script, and it loads nothing."""
 
 import json
 import re

@@ -131,7 +131,7 @@ def test_a_small_file_that_claims_a_huge_policy_takes_no_memory(
 ) -> None:
     config = dataclasses.asdict(uat.UATConfig(d_model=60_000, num_layers=2))
     spec = {"obs": {"kind": "Vector", "width": 10}, "action": {"kind": "Discrete", "count": 5}, "horizon": 60}
-    spec |= {"reward_scale": 1.0, "reward_lag": 1, "extras": {}}
+    spec |= {"reward_scale": 1.0, "reward_lag": 1, "facts": {}}
     meta = {"format": 1, "method": "uat", "config": config, "spec": spec, "domain": None}
     file = tmp_path / "policy.safetensors"
     file.write_bytes(save({"x": torch.zeros(1)}, metadata={"uat": json.dumps(meta)}))

@@ -6,9 +6,10 @@
   h_t = Σ_{j≤t} softmax_j(⟨q_t, k_j⟩ / √E) v_j          per head
 
 Without gates it is plain causal attention; with gates that are zero it is the same, to the last bit. Ablations lack
-some of the W^u and U: what these would add is zero. With rotary positions q_t and k_j are turned once they are whole,
-and with a window the sum starts at the window's first step (`uat.nn.positions`).
-Shapes: B batch, T time, D width, H heads, E head size, S cached steps. Heads lie side by side in D.
+some of the W^u and U: what these would add is zero. With rotary positions q_t and k_j are turned once they are whole
+(`uat.nn.positions`), and with a window of `context` steps the sum starts at the window's first step, in every layer.
+Shapes: B batch, T time (tokens), D width, H heads, E head size, S cached steps, W tokens of a window, C chunks of an
+episode that are as long. Heads lie side by side in D.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from uat.nn.cache import KVCache, Window
-from uat.nn.positions import CAUSAL, Geometry, Rotation
+from uat.nn.positions import Rotation
 from uat.nn.utility import Channels
 
 
@@ -123,6 +124,59 @@ def looked_back(q_BHRE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, visible_BS: Tens
     if mask_B1RS is not None:
         logits_BHRS = logits_BHRS.masked_fill(~mask_B1RS, -torch.inf)
     return logits_BHRS.softmax(-1) @ v_BHSE
+
+
+class Geometry(NamedTuple):
+    """What a pass over whole episodes needs to know of its tokens' places; as it stands, plain causal attention."""
+
+    rotation: Rotation | None = None
+    context: int | None = None
+    """Steps that a step sees, itself included; None: all that came before."""
+    tokens_per_step: int = 1
+
+    def turn(self, x: Tensor) -> Tensor:
+        """Queries or keys (..., T, E), turned if positions are rotary."""
+        return x if self.rotation is None else self.rotation.turn(x)
+
+    def expired(self, tokens: int, device: torch.device | str) -> Tensor:
+        """(T, T) True where a key lies before the window of the query."""
+        step_T = torch.arange(tokens, device=device) // self.tokens_per_step
+        age_TT = step_T[:, None] - step_T
+        return age_TT >= (tokens if self.context is None else self.context)
+
+    def visible(self, tokens: int, device: torch.device | str) -> Tensor:
+        """(T, T) True where a query sees a key: not in the future, and inside the window."""
+        future_TT = torch.ones(tokens, tokens, dtype=torch.bool, device=device).triu(1)
+        return ~(future_TT | self.expired(tokens, device))
+
+    def attend(self, q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor, dropout: float = 0.0) -> Tensor:
+        """Softmax attention (B, H, T, E) of turned queries to turned keys. Where an episode is longer than the window,
+        time and memory grow with T W, not with T²."""
+        tokens = q_BHTE.shape[-2]
+        if self.context is None or tokens <= (width := self.context * self.tokens_per_step):
+            return F.scaled_dot_product_attention(q_BHTE, k_BHTE, v_BHTE, is_causal=True, dropout_p=dropout)
+        chunks = -(-tokens // width)
+        q, k, v = (_chunked(x, chunks, width) for x in (q_BHTE, k_BHTE, v_BHTE))
+        k, v = (_with_previous(x) for x in (k, v))
+        visible_C1WX = self.visible(2 * width, q.device)[width:].expand(chunks, 1, -1, -1).clone()
+        visible_C1WX[0, :, :, :width] = False  # nothing comes before the first chunk
+        h_CXWE = F.scaled_dot_product_attention(q, k, v, attn_mask=visible_C1WX, dropout_p=dropout)
+        return h_CXWE.unflatten(1, q_BHTE.shape[:2]).permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :tokens]
+
+
+CAUSAL = Geometry()
+
+
+def _chunked(x_BHTE: Tensor, chunks: int, width: int) -> Tensor:
+    """(C, BH, W, E): the episode in parts as long as the window, the last one padded."""
+    padded = F.pad(x_BHTE, (0, 0, 0, chunks * width - x_BHTE.shape[-2]))
+    return padded.unflatten(2, (chunks, width)).permute(2, 0, 1, 3, 4).flatten(1, 2)
+
+
+def _with_previous(x_CXWE: Tensor) -> Tensor:
+    """(C, BH, 2W, E): each chunk after the one before it."""
+    before = torch.cat([torch.zeros_like(x_CXWE[:1]), x_CXWE[:-1]])
+    return torch.cat([before, x_CXWE], dim=2)
 
 
 class Attention(nn.Module):

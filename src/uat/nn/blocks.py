@@ -12,10 +12,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from uat.nn.attention import Attention
+from uat.nn.attention import CAUSAL, Attention, Geometry
 from uat.nn.cache import KVCache, RollingCache, Window
 from uat.nn.encoders import build_observation_encoder
-from uat.nn.positions import CAUSAL, Geometry, PositionKind, Rotary, Rotation
+from uat.nn.positions import PositionKind, Rotary, Rotation
 from uat.nn.utility import Channels, Gates
 from uat.settings import Decay, Layers, Steps, Width, check_fields
 from uat.spec import Spec
@@ -216,6 +216,12 @@ class Transformer(nn.Module):
         return self.config.context is not None and (
             self.config.positions != "learned" or self.config.past_table == "clamp"
         )
+
+    @property
+    def reach(self) -> int | None:
+        """Steps that an answer's attention depends on, the present one included, since windows of layers stack; None:
+        all of the episode. UAT's running average and DT's return so far reach further."""
+        return None if self.config.context is None else self.config.num_layers * (self.config.context - 1) + 1
 
     @property
     def like(self) -> Tensor:

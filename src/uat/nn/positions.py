@@ -1,6 +1,6 @@
-"""Where a token stands in its stream: learned rows, rotary angles or nothing, and the window of steps that it sees.
+"""Where a token stands in its stream: a learned row, rotary angles, or nothing.
 
-learned   a row of a table is added to the embedded token; the table has as many rows as positions can be told apart
+learned   a row of a table is added to the embedded token (`Transformer.place`); past the last row there is none
 rotary    queries and keys are turned by angles that grow with the position, so that logits depend on distances alone
           (Su et al. 2021, "RoFormer"); no weights, and no last position
 none      causal attention alone tells the past from the present
@@ -9,8 +9,7 @@ A token is turned after feedback has changed its projections: gates act on the e
 projected, and all that they add turns along. The logit is then a function of both contents, both gates and the
 distance. Had the gates come after the turn, they would multiply different mixtures of entries at different positions.
 
-With a window of `context` steps, a step attends to itself and to the context - 1 steps before it, in every layer.
-Shapes: B batch, H heads, T tokens, E head size, F = E/2 pairs of a head, W tokens of a window, C chunks.
+Shapes: E head size, F = E/2 pairs of a head.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 PositionKind = Literal["learned", "rotary", "none"]
@@ -53,10 +51,12 @@ class Rotation(NamedTuple):
 @lru_cache(maxsize=32)
 def units_per_step(d_head: int) -> tuple[int, ...]:
     """By how many units of 2^-64 turns each pair of a head turns in a step: BASE^(-i/F) radians, rounded once."""
-    pairs = d_head // 2
     with decimal.localcontext(prec=50):
-        radians = [decimal.Decimal(BASE) ** (decimal.Decimal(-pair) / pairs) for pair in range(pairs)]
-        return tuple(int((each / (2 * PI) * 2**64).to_integral_value()) for each in radians)
+        units, slower, found = 2**64 / (2 * PI), decimal.Decimal(BASE) ** (decimal.Decimal(-2) / d_head), []
+        for _ in range(d_head // 2):
+            found.append(int(units.to_integral_value()))
+            units *= slower
+    return tuple(found)
 
 
 class Rotary(nn.Module):
@@ -78,56 +78,3 @@ class Rotary(nn.Module):
         """cos and sin (..., F) of integer positions (...)."""
         angle = (position[..., None] * self.units_F).double() * RADIANS_PER_UNIT
         return Rotation(angle.cos().to(dtype), angle.sin().to(dtype))
-
-
-class Geometry(NamedTuple):
-    """What a pass over whole episodes needs to know of its tokens' places; as it stands, plain causal attention."""
-
-    rotation: Rotation | None = None
-    context: int | None = None
-    """Steps that a step sees, itself included; None: all that came before."""
-    tokens_per_step: int = 1
-
-    def turn(self, x: Tensor) -> Tensor:
-        """Queries or keys (..., T, E), turned if positions are rotary."""
-        return x if self.rotation is None else self.rotation.turn(x)
-
-    def expired(self, tokens: int, device: torch.device | str) -> Tensor:
-        """(T, T) True where a key lies before the window of the query."""
-        step_T = torch.arange(tokens, device=device) // self.tokens_per_step
-        age_TT = step_T[:, None] - step_T
-        return age_TT >= (tokens if self.context is None else self.context)
-
-    def visible(self, tokens: int, device: torch.device | str) -> Tensor:
-        """(T, T) True where a query sees a key: not in the future, and inside the window."""
-        future_TT = torch.ones(tokens, tokens, dtype=torch.bool, device=device).triu(1)
-        return ~(future_TT | self.expired(tokens, device))
-
-    def attend(self, q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor, dropout: float = 0.0) -> Tensor:
-        """Softmax attention (B, H, T, E) of turned queries to turned keys. Where an episode is longer than the window,
-        time and memory grow with T W, not with T²."""
-        tokens = q_BHTE.shape[-2]
-        if self.context is None or tokens <= (width := self.context * self.tokens_per_step):
-            return F.scaled_dot_product_attention(q_BHTE, k_BHTE, v_BHTE, is_causal=True, dropout_p=dropout)
-        chunks = -(-tokens // width)
-        q, k, v = (_chunked(x, chunks, width) for x in (q_BHTE, k_BHTE, v_BHTE))
-        k, v = (_with_previous(x) for x in (k, v))
-        visible_C1WX = self.visible(2 * width, q.device)[width:].expand(chunks, 1, -1, -1).clone()
-        visible_C1WX[0, :, :, :width] = False  # nothing comes before the first chunk
-        h_CXWE = F.scaled_dot_product_attention(q, k, v, attn_mask=visible_C1WX, dropout_p=dropout)
-        return h_CXWE.unflatten(1, q_BHTE.shape[:2]).permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :tokens]
-
-
-CAUSAL = Geometry()
-
-
-def _chunked(x_BHTE: Tensor, chunks: int, width: int) -> Tensor:
-    """(C, BH, W, E): the episode in parts as long as the window, the last one padded."""
-    padded = F.pad(x_BHTE, (0, 0, 0, chunks * width - x_BHTE.shape[-2]))
-    return padded.unflatten(2, (chunks, width)).permute(2, 0, 1, 3, 4).flatten(1, 2)
-
-
-def _with_previous(x_CXWE: Tensor) -> Tensor:
-    """(C, BH, 2W, E): each chunk after the one before it."""
-    before = torch.cat([torch.zeros_like(x_CXWE[:1]), x_CXWE[:-1]])
-    return torch.cat([before, x_CXWE], dim=2)

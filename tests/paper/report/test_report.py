@@ -1,4 +1,4 @@
-"""Reports: what the rows say, nothing more, and what is missing by name."""
+"""Reports show exactly the rows, and list missing measurements by name."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def market_score(method: str, metric: str, value: float) -> dict[str, Any]:
 
 
 def test_a_users_markets_have_metrics_of_their_names() -> None:
-    """The embedded ones have others; each market's stand together, in the order of the joint ones."""
+    """Metrics of a user's markets are grouped by market, in the order of the joint metrics."""
     names = ["turnover_us_b", "sharpe", "sharpe_us_b", "max_drawdown_a", "sharpe_a"]  # embedded: us and others
     rows = rows_of(*(market_score("uat", name, 1.0) for name in names), data={"markets": "mine"})
     found = metrics_of(rows, "markets")
@@ -271,7 +271,7 @@ def test_mistakes_are_one_sentence(tmp_path: Path, capsys: Captured, results: Pa
 
 
 def test_the_study_of_one_market_goes_from_its_file_to_tables_and_figure(tmp_path: Path) -> None:
-    """Prepared bars, split where 2020 begins, whatever the preset; settings of the call reach every cell."""
+    """Prepared bars are split at the start of 2020 with any preset, and settings of the call reach every cell."""
     pytest.importorskip("matplotlib")
     file, out = tmp_path / "hsi.npz", tmp_path / "results"
     prepared.write({"hsi": generate("hk", Size(assets=6, days=500, start="2018-10-01")).bars}, file)

@@ -1,4 +1,4 @@
-"""Studies: whole grids, no cell twice, the same rows whoever does the work, and a failure that stops nobody else."""
+"""Studies: complete grids, no repeated cell, equal rows from every executor, and failures that do not affect others."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_killed_grid_goes_on_and_no_cell_is_done_twice(tmp_path: Path, monkeyp
 
 
 def test_a_smaller_grid_leaves_the_intervals_and_pairs_of_the_larger_one(tmp_path: Path) -> None:
-    """One seed and two methods of what is there: intervals stay those of all seeds, Holm's rule that of all pairs."""
+    """Selecting one seed and two methods keeps the intervals of all seeds, and Holm's correction for all pairs."""
     reproduce(tiny(tmp_path, seeds=(0, 1)))
     before = {kind: Results(tmp_path).read(kind) for kind in ("intervals", "pairs")}
     assert {tuple(row["seeds"]) for row in before["pairs"]} == {(0, 1)}
@@ -138,7 +138,7 @@ def test_a_smaller_grid_leaves_the_intervals_and_pairs_of_the_larger_one(tmp_pat
 
 
 def test_scores_of_weights_that_are_trained_on_do_not_count(tmp_path: Path) -> None:
-    """Somebody looked at an unfinished run; what it scored then is not what it scores in the end."""
+    """Scores of an unfinished run do not count as those of the finished one."""
     options = tiny(tmp_path, methods=("uat",))
     [cell] = cells_of(options)
     folder = cell.folder(options.results.runs)
@@ -167,7 +167,7 @@ def test_a_run_is_scored_once_all_of_it_is_written(tmp_path: Path, monkeypatch: 
 
 
 def test_pairs_are_named_alike_whichever_seeds_are_there(tmp_path: Path) -> None:
-    """Else a grid that was whole later would keep the turned pairs of when it was not."""
+    """Otherwise a study that is completed later would keep old pairs with their methods swapped."""
     options = tiny(tmp_path, seeds=(0, 1), methods=("vanilla", "uat"))
     reproduce(options)
     found = evaluations(options.results)
@@ -178,7 +178,7 @@ def test_pairs_are_named_alike_whichever_seeds_are_there(tmp_path: Path) -> None
 
 
 def test_a_probe_waits_for_both_methods_and_keeps_what_it_has_seen(tmp_path: Path) -> None:
-    """Half of what is compared is no failure; and a smaller grid leaves what was seen of a larger one."""
+    """A probe without all of its methods is no failure, and a smaller selection keeps the trace of a larger one."""
     whole = {"study": "mechanism", "methods": (), "seeds": (0, 1)}
     assert reproduce(tiny(tmp_path, **{**whole, "methods": ("uat",)})).failed == {}
     assert read_trace(tmp_path, "attention") is None
@@ -268,7 +268,7 @@ def test_progress_is_told_for_the_grid_and_for_each_worker(tmp_path: Path, capsy
     assert "[1/4, 0 s, about 0 s left]: done darkroom (2 s)" in said
 
 
-# ---------------------------------------------------------------- whoever does the work
+# ---------------------------------------------------------------- executors
 
 
 def straight(tmp_path: Path) -> list[dict[str, Any]]:
@@ -278,7 +278,7 @@ def straight(tmp_path: Path) -> list[dict[str, Any]]:
 
 
 def test_a_worker_computes_on_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the current one there too, on which graphs are captured and kernels launched."""
+    """The worker's device is also torch's current device, on which graphs are captured and kernels launched."""
     chosen: list[str] = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
@@ -307,7 +307,7 @@ def test_two_workers_of_ray_give_the_rows_of_one_process(tmp_path: Path, monkeyp
 
 @pytest.mark.slow
 def test_a_grid_of_processes_that_is_killed_goes_on(tmp_path: Path) -> None:
-    """SIGKILL to all of its processes, in the middle."""
+    """Send SIGKILL to all processes of a running study."""
     out = tmp_path / "killed"
     flags = ["--preset", "smoke", "--device", "cpu", "--domains", "darkroom", "--tasks", "cyclic", "--workers", "2"]
     flags += ["--methods", "vanilla", "uat", "adt", "--seeds", "0", "1", "--out", str(out), "--set", *TINY]
@@ -386,7 +386,7 @@ def test_pairs_are_of_the_domains_first_metric_whatever_the_files_say_first() ->
 
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_a_group_knows_its_domains_first_metric(domain: str, tmp_path: Path) -> None:
-    """Files hold metrics by name, and the first by name is another."""
+    """Metrics in files are sorted by name, so the first one there is not the headline metric."""
     what: dict[str, Any] = {"domains": (domain,), "methods": ("vanilla",), "workers": 1}
     options = Reproduce(study="main", preset="smoke", out=tmp_path, **what)
     done = reproduce(replace(options, tasks=tuple(DOMAINS[domain].tasks[:1])), board=Board)

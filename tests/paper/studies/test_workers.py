@@ -1,4 +1,4 @@
-"""Workers of a grid fail alone and end with their parent."""
+"""Workers fail without affecting others and end with their parent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from uat.paper.studies import workers
 from uat.paper.studies.workers import WorkerDied, run_jobs
 
 SECONDS = 60
-"""More than any of this takes."""
+"""Timeout, longer than any of these tests should take."""
 
 
 def wait_for(what: str, condition: Callable[[], bool]) -> None:

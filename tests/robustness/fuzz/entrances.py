@@ -156,7 +156,7 @@ class Entrances:
             "horizon": 4,
             "reward_scale": 1.0,
             "reward_lag": 1,
-            "extras": {},
+            "facts": {},
         }
         wrong = random.choice([*given, "kind"])
         if wrong == "kind":
@@ -164,7 +164,7 @@ class Entrances:
             value = scalar(random)
             args = (value, 2) if kind is Assets else (value,)
             return Input(f"{kind.__name__}({safe(value)})", lambda: ask(lambda: kind(*args), (kind.__name__,)))
-        given[wrong] = scalar(random) if wrong != "extras" else {scalar_key(random): scalar(random)}
+        given[wrong] = scalar(random) if wrong != "facts" else {scalar_key(random): scalar(random)}
         return Input(f"Spec with {wrong} {safe(given[wrong])}", lambda: ask(lambda: Spec(**given), (wrong,)))
 
     def override(self, random: Random, folder: Path) -> Input:

@@ -66,7 +66,7 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def style_of(method: str) -> dict[str, Any]:
-    """The same colour, marker and dash for a method in every figure."""
+    """Colour, marker and dash of a method, equal in every figure."""
     known = ["vanilla", "uat", "adt", "dt", "gtrxl", "tent", "cotta"]
     at = known.index(method) if method in known else len(known) + sorted(METHODS).index(method)
     return {"color": COLOURS[at % 7], "marker": MARKERS[at % 7], "linestyle": DASHES[at % 4]}
