@@ -161,7 +161,7 @@ def random_trajectory(
     Weights come with an `allowed` mask, ids without one, unless told otherwise.
     """
     generator = torch.Generator().manual_seed(seed)
-    shape = (episodes, steps or spec.horizon)
+    shape = (episodes, steps or spec.steps)
     lengths_B = torch.randint(1, shape[1] + 1, (episodes,), generator=generator)
     lengths_B[: episodes if whole else 1] = shape[1]
     valid_BT = torch.arange(shape[1]) < lengths_B[:, None]

@@ -137,7 +137,7 @@ def test_clock_tells_the_past_and_nothing_else(spec: Spec, lag: int) -> None:
     for name in ("obs", "target", "valid"):
         assert torch.equal(getattr(batch, name), getattr(trajectory, name)), name
     history = clock.begin(spec.no_action(3)) if lag else None  # logs are never played
-    for t in range(spec.horizon):
+    for t in range(spec.steps):
         step = history.step(trajectory.obs[:, t]) if history else None
         for told in (batch.prev_action[:, t], *([step.prev_action] if step else [])):
             nothing_yet = torch.full_like(told, 0 if isinstance(spec.action, Weights) else NO_ACTION)

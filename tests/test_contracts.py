@@ -227,3 +227,49 @@ def test_a_log_says_which_episodes_were_cut_off() -> None:
     with pytest.raises(ValueError, match=r"truncated: expected booleans of shape \(2,\)"):
         uat.episodes(spec, **log, truncated=[[True]])
     assert rollout(None, Cut(), Cut().noise(torch.arange(2), 0)).to(CPU).final_obs is not None
+
+
+# ---------------------------------------------------------------- streams without an end
+
+
+class Endless(Arms):
+    """Arms that never stop: each step pays or does not."""
+
+    spec = dataclasses.replace(Arms.spec, horizon=None)
+
+    def step(self, world: Tensor, action: Tensor) -> Transition[Tensor]:
+        never_B = torch.zeros(len(world), dtype=torch.bool)
+        return Transition(world, torch.full((len(world), 1), 2.0), (action == world).float(), terminated_B=never_B)
+
+
+def test_an_endless_stream_is_cut_where_one_says() -> None:
+    arms = Endless()
+    noise = arms.noise(torch.arange(3), 0)
+    played = rollout(Uniform(), arms, noise, steps=9)
+    assert played.valid.shape == (3, 9)
+    assert not played.terminated.any()
+    assert played.truncated is not None
+    assert played.truncated[:, -1].all()
+    assert not played.truncated[:, :-1].any()
+    assert played.final_obs is not None
+    assert (played.final_obs == 2).all()
+    with pytest.raises(ValueError, match=r"Spec.horizon=None: .* say how many steps"):
+        rollout(Uniform(), arms, noise)
+    with pytest.raises(ValueError, match="steps=0 must be at least 1"):
+        rollout(Uniform(), arms, noise, steps=0)
+
+
+def test_fewer_steps_than_the_horizon_cut_an_episode_that_has_not_ended() -> None:
+    arms = Arms()
+    noise = arms.noise(torch.arange(6), 0)
+    played = rollout(Uniform(), arms, noise, steps=2)
+    assert played.truncated is not None
+    assert torch.equal(played.truncated[:, -1], noise["arm"] != 0)
+    assert torch.equal(played.done.any(1), torch.ones(6, dtype=torch.bool))
+
+
+@pytest.mark.parametrize(("method", "setting"), [("uat", "max_positions"), ("gtrxl", "memory")])
+def test_a_method_that_needs_a_length_says_which_setting_gives_it(method: str, setting: str) -> None:
+    with pytest.raises(ValueError, match=setting):
+        METHODS[method].build(Endless.spec, METHODS[method].configure())
+    assert METHODS[method].build(Endless.spec, METHODS[method].configure(**{setting: 6})).spec.horizon is None

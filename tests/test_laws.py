@@ -138,7 +138,7 @@ def test_stream_restarted_in_mid_episode_is_a_fresh_episode(method: str, spec: S
     policy = build_random(method, spec, seed=seed)
     going, fresh = (random_batch(spec, seed=seed + i) for i in range(2))
     restarted_B = torch.tensor([False, True, False])
-    state, logits = policy.init_state(3, spec.horizon, "cpu"), []
+    state, logits = policy.init_state(3, spec.steps, "cpu"), []
     with torch.no_grad():
         for t, (now, anew) in enumerate(zip(moments(going), late(list(moments(fresh)), by=at), strict=True)):
             step = now if t < at else mixed(restarted_B, anew, now)
@@ -147,7 +147,7 @@ def test_stream_restarted_in_mid_episode_is_a_fresh_episode(method: str, spec: S
         found, expected = torch.stack(logits, 1), policy.logits(going)
         assert_same_logits(found[[0, 2]], expected[[0, 2]])
         assert_same_logits(found[1, :at], expected[1, :at])
-        assert_same_logits(found[1, at:], policy.logits(fresh)[1, : spec.horizon - at])
+        assert_same_logits(found[1, at:], policy.logits(fresh)[1, : spec.steps - at])
 
 
 def late(steps: list[Any], by: int) -> list[Any]:

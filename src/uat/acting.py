@@ -8,7 +8,7 @@ Where no action changes anything (a `Recording`) there is nothing to play: the a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from uat.contracts import Agent, Reader, Recording, Simulator, Transition
 from uat.distributions import choose, limits
 from uat.episode import Noise, Told, Trajectory
-from uat.settings import Share, check_fields
+from uat.settings import Share, Steps, check_fields, checked
 from uat.spec import Box, Discrete, Spec
 
 
@@ -75,11 +75,13 @@ def rollout(
     worlds: Simulator[Any] | Recording,
     noise: Noise,
     gumbel_BTA: Tensor | None = None,
+    *,
+    steps: int | None = None,
 ) -> Trajectory:
     """Play one episode in each world: greedily, or sampling with the noise given; without an agent the expert plays.
 
-    After an episode ends its stream goes on as padding (`valid` False) until the horizon. Recorded episodes are
-    replayed.
+    steps: how many are played; unset: the horizon, which endless streams do not have. What has not ended by then is
+    truncated. After an episode ends its stream goes on as padding (`valid` False). Recorded episodes are replayed.
     """
     if isinstance(worlds, Recording):
         return replay(agent, worlds, noise)
@@ -90,10 +92,11 @@ def rollout(
         raise ValueError(f"{type(agent).__name__} answers questions about recorded episodes, and cannot play")
     world, obs = worlds.reset(noise)
     streams, device = obs.shape[0], obs.device
-    state = agent.init_state(streams, spec.horizon, device) if isinstance(agent, Agent) else None
+    length = spec.steps if steps is None else checked(steps, Steps, "steps")
+    state = agent.init_state(streams, length, device) if isinstance(agent, Agent) else None
     history = spec.clock.begin(spec.no_action(streams, device))
     record = _Record()
-    for t in range(spec.horizon):
+    for t in range(length):
         target, allowed, facts = worlds.expert(world), worlds.allowed(world), worlds.facts(world)
         gumbel_BA = None if gumbel_BTA is None else gumbel_BTA[:, t]
         if isinstance(agent, Agent):
@@ -106,8 +109,19 @@ def rollout(
         after = worlds.step(world, action)
         record.add(obs, target, allowed, facts, action, after)
         world, obs, told = after.world, after.obs, after.told
-        history.add(action if told is None else told.action, after.reward_B if told is None else told.reward)
-    return record.trajectory()
+        if told is None:
+            history.add(action, after.reward_B, after.reward_known_B)
+        else:
+            history.add(told.action, told.reward, told.reward_known)
+    played = record.trajectory()
+    return played if length == spec.horizon or played.truncated is not None else _cut(played, obs)
+
+
+def _cut(played: Trajectory, obs: Tensor) -> Trajectory:
+    """Whatever has not ended is cut off after the last step."""
+    truncated_BT = torch.zeros_like(played.terminated)
+    truncated_BT[:, -1] = played.valid[:, -1] & ~played.terminated[:, -1]
+    return replace(played, truncated=truncated_BT, final_obs=obs)
 
 
 class _Record:
@@ -130,7 +144,8 @@ class _Record:
         ends = {"terminated": after.terminated_B, "truncated": after.truncated_B}
         if after.truncated_B is not None:
             ends["final_obs"] = after.obs if after.final_obs is None else after.final_obs
-        told = {} if after.told is None else {"told.action": after.told.action, "told.reward": after.told.reward}
+        told = {} if after.told is None else {f"told.{f.name}": getattr(after.told, f.name) for f in fields(Told)}
+        seen["reward_known"] = after.reward_known_B
         for name, value in {**seen, **ends, **told, **{f"facts.{k}": v for k, v in facts.items()}}.items():
             if value is not None:
                 self.columns.setdefault(name, []).append(value)
@@ -139,7 +154,7 @@ class _Record:
         """All steps; those after an episode's end are padding."""
         x = {name: torch.stack(values, dim=1) for name, values in self.columns.items()}
         facts = {name.removeprefix("facts."): x.pop(name) for name in list(x) if name.startswith("facts.")}
-        told = Told(action=x.pop("told.action"), reward=x.pop("told.reward")) if "told.action" in x else None
+        channel = {name.removeprefix("told."): x.pop(name) for name in list(x) if name.startswith("told.")}
         terminated_BT, truncated_BT, seen = x.pop("terminated"), x.pop("truncated", None), x.pop("final_obs", None)
         done_BT = terminated_BT if truncated_BT is None else terminated_BT | truncated_BT
         valid_BT = done_BT.int().cumsum(1) - done_BT.int() == 0
@@ -150,6 +165,6 @@ class _Record:
             final_obs=None if seen is None else seen[row_B, last_B],
             valid=valid_BT,
             facts=facts,
-            told=told,
+            told=Told(**channel) if channel else None,
             **x,
         )

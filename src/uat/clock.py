@@ -47,12 +47,13 @@ class Clock:
         """Padding may hold anything; a policy finds nothing there."""
         valid = trajectory.valid
         told = trajectory if trajectory.told is None else trajectory.told
-        reward_BT = _numbers(told.reward)
+        reward_BT, known_BT = known_rewards(told.reward, told.reward_known), told.reward_known
         obs, prev_action, prev_reward = told_by.get()(self, trajectory.obs, told.action, reward_BT, valid)
         return Batch(
             obs=obs,
             prev_action=prev_action,
             prev_reward=prev_reward,
+            reward_known=None if known_BT is None else self.arrived(known_BT, valid),
             target=trajectory.target,
             valid=valid,
             allowed=trajectory.allowed,
@@ -65,9 +66,14 @@ class Clock:
         prev_action, prev_reward_BT = shift(action, 1), shift(reward_BT, self.reward_lag)
         return blank(obs, valid_BT), blank(prev_action, valid_BT), blank(prev_reward_BT, valid_BT) * self.reward_scale
 
+    def arrived(self, known_BT: Tensor, valid_BT: Tensor) -> Tensor:
+        """(B, T) True where the reward channel carries a reward whose value is known."""
+        return shift(known_BT.float(), self.reward_lag).bool() & valid_BT
+
     def earned(self, trajectory: Trajectory) -> Tensor:
-        """(B, T) what each step earned, scaled as policies are told of it: for losses that learn from rewards."""
-        return blank(_numbers(trajectory.reward), trajectory.valid) * self.reward_scale
+        """(B, T) what each step earned, scaled as policies are told of it, 0 where nobody knows: for losses that learn
+        from rewards, which leave those steps out (`Trajectory.reward_known`)."""
+        return blank(known_rewards(trajectory.reward, trajectory.reward_known), trajectory.valid) * self.reward_scale
 
     def begin(self, no_action_B: Tensor) -> History:
         """The feedback of B episodes that start now."""
@@ -75,9 +81,10 @@ class Clock:
         return History(clock=self, actions=[no_action_B], rewards=[no_reward_B] * self.reward_lag)
 
 
-def _numbers(reward_BT: Tensor) -> Tensor:
-    """Clicks and counts are numbers, not ids."""
-    return reward_BT if reward_BT.is_floating_point() else reward_BT.float()
+def known_rewards(reward: Tensor, known: Tensor | None = None) -> Tensor:
+    """Rewards as numbers, which clicks and counts are, too; 0 where nobody knows them."""
+    numbers = reward if reward.is_floating_point() else reward.float()
+    return numbers if known is None else torch.where(known, numbers, 0.0)
 
 
 told_by: ContextVar[Callable[[Clock, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]]
@@ -92,6 +99,8 @@ class History:
     clock: Clock
     actions: list[Tensor]
     rewards: list[Tensor]
+    known: list[Tensor] = field(default_factory=list)
+    """Where rewards are known; empty while all are."""
     starts: tuple[Tensor, Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -102,10 +111,16 @@ class History:
         """What is known now."""
         t = len(self.actions) - 1
         told = {"prev_action": self.actions[t], "prev_reward": self.rewards[t]}
-        return Step(obs=obs, first=self.starts[min(t, 1)], allowed=allowed, **told)
+        known_B = self.known[t] if t < len(self.known) else None
+        return Step(obs=obs, first=self.starts[min(t, 1)], reward_known=known_B, allowed=allowed, **told)
 
-    def add(self, action: Tensor, reward_B: Tensor) -> None:
-        """What was done now, and what it earned, as policies are told."""
+    def add(self, action: Tensor, reward_B: Tensor, known_B: Tensor | None = None) -> None:
+        """What was done now, and what it earned, as policies are told; whoever says once where rewards are known says
+        it always."""
         scale = self.clock.reward_scale
         self.actions.append(action)
+        reward_B = known_rewards(reward_B, known_B)
         self.rewards.append(reward_B if scale == 1 else reward_B * scale)
+        if known_B is not None:
+            self.known = self.known or [torch.zeros_like(known_B)] * self.clock.reward_lag
+            self.known.append(known_B)

@@ -129,6 +129,8 @@ class Transition(Generic[World]):
     """True where the episode was cut off, as by a time limit: more could have been earned. None: nowhere."""
     final_obs: Tensor | None = None
     """What is observed where the episode ended, in worlds whose `obs` belongs to the next one by then. None: `obs`."""
+    reward_known_B: Tensor | None = None
+    """False where nobody knows what the action earned. None: it is always known."""
     told: Told | None = None
     """What a policy is told of this step, in place of what happened. None: the truth."""
 

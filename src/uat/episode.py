@@ -46,6 +46,9 @@ class Step(TensorFields):
     prev_reward: Tensor
     first: Tensor
     """(B,) True where the stream starts anew with this very observation."""
+    reward_known: Tensor | None = None
+    """(B,) True where `prev_reward` is a reward; False where none has come, or its value is not known. None: nobody has
+    said yet that some may be unknown."""
     allowed: Tensor | None = None
     """(B, A) True where the action may be taken; None: all may."""
 
@@ -56,6 +59,8 @@ class Told(TensorFields):
 
     action: Tensor
     reward: Tensor
+    reward_known: Tensor | None = None
+    """True where the reward's value is known; None: everywhere."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,6 +74,9 @@ class Trajectory(TensorFields):
     """(B, T) True at the step with which the task ended the episode: nothing could have been earned after it."""
     valid: Tensor
     """(B, T) True for real steps, False for padding."""
+    reward_known: Tensor | None = None
+    """(B, T) False where nobody knows what the step earned, such as where it is missing in a log; `reward` may hold
+    anything there. None: all rewards are known."""
     truncated: Tensor | None = None
     """(B, T) True at the step after which the episode was cut off, as by a time limit. None: nowhere."""
     final_obs: Tensor | None = None
@@ -100,6 +108,9 @@ class Batch(TensorFields):
     prev_action: Tensor
     prev_reward: Tensor
     valid: Tensor
+    reward_known: Tensor | None = None
+    """(B, T) True where `prev_reward` is a reward; False where none has come, or its value is not known. None: they
+    always are."""
     target: Tensor | None = None
     """The expert's action; None: nobody is there to be imitated."""
     allowed: Tensor | None = None
@@ -117,6 +128,7 @@ class Batch(TensorFields):
             prev_action=self.prev_action[:, t],
             prev_reward=self.prev_reward[:, t],
             first=torch.full((len(self.obs),), t == 0, device=self.obs.device),
+            reward_known=None if self.reward_known is None else self.reward_known[:, t],
             allowed=None if self.allowed is None else self.allowed[:, t],
         )
 

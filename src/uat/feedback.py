@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from uat.checks import check_ids
-from uat.clock import NO_ACTION, shift
+from uat.clock import NO_ACTION, known_rewards, shift
 from uat.contracts import Agent, Answers, Reader, Recording, Simulator, Transition, Worlds
 from uat.domains.domain import Domain, Split
 from uat.episode import Noise, Told, Trajectory
@@ -73,7 +73,6 @@ class FeedbackConfig:
 
     def change(self, action: Tensor, reward: Tensor) -> tuple[Tensor, Tensor]:
         """All that needs neither randomness nor the past."""
-        reward = reward if reward.is_floating_point() else reward.float()
         if self.action == "null":
             action = torch.full_like(action, 0 if action.is_floating_point() else NO_ACTION)
         if self.reward == "null":
@@ -85,12 +84,16 @@ class FeedbackConfig:
     def tell(self, trajectory: Trajectory, noise: Noise) -> Trajectory:
         """Whole episodes, of which a policy is told something else: what a simulator's channel tells, all at once."""
         true = trajectory if trajectory.told is None else trajectory.told
-        action, sent_BT = self.change(true.action, true.reward)
+        action, sent_BT = self.change(true.action, known_rewards(true.reward, true.reward_known))
+        known_BT = true.reward_known
         if (pick_BT := noise.get(PREFIX + "pick")) is not None:
             sent_BT = sent_BT.gather(1, pick_BT)
+            known_BT = None if known_BT is None else known_BT.gather(1, pick_BT)
         if (normal_BT := noise.get(PREFIX + "normal")) is not None:
             sent_BT = sent_BT + self.noise * normal_BT
-        return replace(trajectory, told=Told(action=action, reward=shift(sent_BT, self.delay)))
+        if known_BT is not None:
+            known_BT = shift(known_BT.float(), self.delay).bool()
+        return replace(trajectory, told=Told(action=action, reward=shift(sent_BT, self.delay), reward_known=known_BT))
 
 
 TRUE = FeedbackConfig()
@@ -105,8 +108,10 @@ class CorruptedWorld:
     noise: Noise
     earned: tuple[Tensor, ...] = ()
     """What every step so far has earned; kept where draws need it."""
-    sent: tuple[Tensor, ...] = ()
-    """What has been put into the channel so far."""
+    knew: tuple[Tensor, ...] = ()
+    """Where that is known, if it is not known everywhere."""
+    sent: tuple[tuple[Tensor, Tensor | None], ...] = ()
+    """What has been put into the channel so far, and where it is known."""
 
     @property
     def t(self) -> int:
@@ -117,7 +122,7 @@ def _drawn(worlds: Worlds, config: FeedbackConfig, episode_ids: Tensor, seed: in
     """The worlds' noise with the channel's own beside it."""
     found = worlds.noise(episode_ids, seed)
     device = next(iter(found.values())).device if found else episode_ids.device
-    return {**found, **config.draw(episode_ids.to(device), seed, worlds.spec.horizon)}
+    return {**found, **config.draw(episode_ids.to(device), seed, worlds.spec.steps)}
 
 
 def _apart(noise: Noise) -> tuple[Noise, Noise]:
@@ -168,19 +173,26 @@ class CorruptedSimulator(Simulator[CorruptedWorld]):
 
     def step(self, world: CorruptedWorld, action: Tensor) -> Transition[CorruptedWorld]:
         after = self.worlds.step(world.inner, action)
-        true = Told(action=action, reward=after.reward_B) if after.told is None else after.told
-        told_action, sent_B = self.config.change(true.action, true.reward)
-        earned = world.earned
+        true = Told(action=action, reward=after.reward_B, reward_known=after.reward_known_B)
+        true, known_B = after.told or true, true.reward_known if after.told is None else after.told.reward_known
+        told_action, sent_B = self.config.change(true.action, known_rewards(true.reward, known_B))
+        earned, knew = world.earned, world.knew
         if (pick_BT := world.noise.get(PREFIX + "pick")) is not None:
-            earned = (*earned, sent_B)
-            sent_B = torch.stack(earned, dim=1).gather(1, pick_BT[:, world.t, None])[:, 0]
+            earned, pick_B1 = (*earned, sent_B), pick_BT[:, world.t, None]
+            sent_B = torch.stack(earned, dim=1).gather(1, pick_B1)[:, 0]
+            if known_B is not None:
+                knew = (*knew, known_B)
+                known_B = torch.stack(knew, dim=1).gather(1, pick_B1)[:, 0]
         if (normal_BT := world.noise.get(PREFIX + "normal")) is not None:
             sent_B = sent_B + self.config.noise * normal_BT[:, world.t]
-        sent = (*world.sent, sent_B)
-        arrived = world.t - self.config.delay
-        told_B = sent[arrived] if arrived >= 0 else torch.zeros_like(sent_B)
-        inner = replace(world, inner=after.world, earned=earned, sent=sent)
-        return replace(after, world=inner, told=Told(action=told_action, reward=told_B))
+        sent, arrived = (*world.sent, (sent_B, known_B)), world.t - self.config.delay
+        told_B, known_B = sent[arrived] if arrived >= 0 else (torch.zeros_like(sent_B), _never(known_B))
+        inner = replace(world, inner=after.world, earned=earned, knew=knew, sent=sent)
+        return replace(after, world=inner, told=Told(action=told_action, reward=told_B, reward_known=known_B))
+
+
+def _never(known_B: Tensor | None) -> Tensor | None:
+    return None if known_B is None else torch.zeros_like(known_B)
 
 
 # ---------------------------------------------------------------- the one line, and domains

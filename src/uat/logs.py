@@ -29,13 +29,14 @@ def episodes(
     valid: Array | None = None,
     allowed: Array | None = None,
     truncated: Array | None = None,
+    reward_known: Array | None = None,
 ) -> Trajectory:
     """B episodes of T steps as they happened: action[t] was chosen after obs[t] and earned reward[t].
 
     target: what an expert would have done; unset: what was done. valid: False for padding at the end of short
     episodes. allowed: True where an action might be taken; targets are always allowed. truncated: (B,) True for
-    episodes that went on after their last logged step; the others ended there. `spec.clock.batch` makes of the result
-    what a policy may know.
+    episodes that went on after their last logged step; the others ended there. reward_known: False
+    where a reward is missing; it may be NaN there. `spec.clock.batch` makes of the result what a policy may know.
     """
     checked(spec, Spec, "spec")
     shape = tuple(as_tensor("reward", reward).shape)
@@ -45,13 +46,15 @@ def episodes(
     taken = check_actions("action", action, spec, shape, valid_BT)
     right = taken if target is None else check_actions("target", target, spec, shape, valid_BT)
     last_BT = valid_BT & ~torch.cat([valid_BT[:, 1:], torch.zeros_like(valid_BT[:, :1])], dim=1)
+    known_BT = None if reward_known is None else check_mask("reward_known", reward_known, shape)
     cut_B = torch.zeros(shape[0], dtype=torch.bool)
     if truncated is not None:
         cut_B = check_mask("truncated", truncated, shape[:1])
     return Trajectory(
         obs=check_observations(obs, spec, shape, valid_BT),
         action=taken,
-        reward=check_rewards(reward, spec, shape, valid_BT),
+        reward=check_rewards(reward, spec, shape, valid_BT if known_BT is None else valid_BT & known_BT),
+        reward_known=known_BT,
         terminated=last_BT & ~cut_B[:, None],
         truncated=None if truncated is None else last_BT & cut_B[:, None],
         target=right,

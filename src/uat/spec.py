@@ -179,8 +179,8 @@ class Spec:
 
     obs: Vector | Items | Assets | Named
     action: Discrete | Weights | Box
-    horizon: Steps
-    """Steps of one episode."""
+    horizon: Steps | None
+    """Steps of one episode; None: streams have no end of their own, and whoever plays them says how long."""
     reward_scale: Number = 1.0
     """Rewards reach a policy multiplied by this; the clock does it, nobody else."""
     reward_lag: Delay = 1
@@ -200,6 +200,13 @@ class Spec:
             checked(name, str, "the name in Spec.facts")
             if not all(side > 0 for side in checked(shape, tuple[int, ...], f"Spec.facts[{name!r:.40}]")):
                 raise ValueError(f"Spec.facts[{name!r:.40}]={shown(shape)} must be a shape: sides of at least 1")
+
+    @property
+    def steps(self) -> int:
+        """The horizon, for whoever cannot do without."""
+        if self.horizon is None:
+            raise ValueError("Spec.horizon=None: these streams have no end; say how many steps, or set the horizon")
+        return self.horizon
 
     def no_action(self, streams: int, device: torch.device | str = "cpu") -> Tensor:
         """What was done before the first step of each stream."""

@@ -261,9 +261,9 @@ def test_padding_changes_no_metric(domain: Domain) -> None:
     """Most of a random player's episode becomes padding, filled from the expert's, with NaN among its rewards."""
     if is_recorded(domain):  # nobody plays, and all episodes are whole
         return
-    kept = domain.spec.horizon // 4
+    kept = domain.spec.steps // 4
     clean, expert = random_play(domain), play(domain.simulator("test", "cpu"))
-    clean.valid = clean.valid & (torch.arange(domain.spec.horizon) < kept)
+    clean.valid = clean.valid & (torch.arange(domain.spec.steps) < kept)
 
     def spoilt(value: Tensor, filling: Tensor) -> Tensor:
         return torch.cat([value[:, :kept], filling[:, kept:]], 1)

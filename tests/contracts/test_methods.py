@@ -225,7 +225,7 @@ def test_the_end_alone_equals_the_last_real_step(method: str, spec: Spec) -> Non
 @every_pair
 def test_future_changes_no_earlier_output(method: str, spec: Spec) -> None:
     """One copy of the batch for each moment from which on the future is another; all copies are answered at once."""
-    policy, moments_changed = build_random(method, spec), range(1, spec.horizon)
+    policy, moments_changed = build_random(method, spec), range(1, spec.steps)
     batch, other = (random_batch(spec, seed=seed, whole=True) for seed in (1, 2))
     batch.allowed = other.allowed = None
     changed = {
@@ -249,7 +249,7 @@ def test_present_reward_and_action_change_no_output_yet(method: str, spec: Spec,
     """action[t] is known from t + 1 on, reward[t] from t + lag on: one copy of the episodes for each part and t."""
     spec = replace(spec, reward_lag=lag)
     policy, trajectory = build_random(method, spec), random_trajectory(spec, whole=True)
-    changes = [(part, t) for part in ("action", "reward") for t in range(spec.horizon)]
+    changes = [(part, t) for part in ("action", "reward") for t in range(spec.steps)]
     copies = repeated(trajectory, len(changes))
     before = answers(policy, spec.clock.batch(copies))
     other, changed = with_other_feedback(trajectory), copies.map(torch.clone)
@@ -303,7 +303,7 @@ def test_step_reads_no_value_on_the_host(method: str, spec: Spec) -> None:
     One problem of every method is played to its end; of the others two steps show how they are encoded and decided.
     """
     policy = build(method, spec, dtype=torch.float32).to("meta")
-    state = policy.init_state(3, spec.horizon, "meta")
+    state = policy.init_state(3, spec.steps, "meta")
     steps = spec.horizon if spec is served(method) else 2
     with torch.no_grad():
         for moment in moments(random_batch(spec, steps=steps)):

@@ -210,7 +210,7 @@ def test_a_step_past_the_capacity_is_an_error() -> None:
     fast = fast_of(build_random("uat", SPECS["vector-discrete"]))
     steps = list(moments(random_batch(fast_spec := SPECS["vector-discrete"], episodes=1, whole=True)))
     with pytest.raises(IndexError):
-        play(fast, steps, fast.init_state(1, fast_spec.horizon - 1, CPU))
+        play(fast, steps, fast.init_state(1, fast_spec.steps - 1, CPU))
 
 
 def test_more_steps_than_positions_are_refused_or_clamped() -> None:

@@ -66,8 +66,8 @@ def test_decisions_are_those_of_the_cached_step(method: str, spec: Spec) -> None
     policy, streams = build(method, spec), 3
     fast, cached = Session(policy, streams=streams, path="fast"), Session(policy, streams=streams, path="cached")
     told = random_trajectory(spec, episodes=streams, seed=2, whole=True)
-    for t in range(spec.horizon):
-        if t == spec.horizon - 2:  # an episode of one stream begins anew beside the others
+    for t in range(spec.steps):
+        if t == spec.steps - 2:  # an episode of one stream begins anew beside the others
             fast.restart([1])
             cached.restart([1])
         reward = None if t == 0 else told.reward[:, t - 1]

@@ -58,7 +58,7 @@ def build(method: str, simulator: DarkRoomSimulator, **sizes: int) -> Transforme
 
 def some_noise(simulator: DarkRoomSimulator, worlds: int) -> tuple[Noise, torch.Tensor]:
     ids, spec = torch.arange(worlds), simulator.spec
-    drawn = gumbel(3, "actions", ids.to(DEVICE), spec.horizon * 5).view(-1, spec.horizon, 5).float()
+    drawn = gumbel(3, "actions", ids.to(DEVICE), spec.steps * 5).view(-1, spec.steps, 5).float()
     return simulator.noise(ids, 3), drawn
 
 
@@ -109,7 +109,7 @@ def test_episodes_played_in_one_launch_are_those_played_step_by_step(method: str
 )
 def test_so_are_they_in_other_rooms(settings: dict[str, Any]) -> None:
     simulator = room(**settings)
-    check(build("uat", simulator), simulator, 3 if simulator.spec.horizon < 10 else 1)
+    check(build("uat", simulator), simulator, 3 if simulator.spec.steps < 10 else 1)
 
 
 def test_greedy_ones_too_and_several_streams_to_a_program() -> None:

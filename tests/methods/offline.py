@@ -47,9 +47,9 @@ def batch_of(policy: Policy, worlds: Worlds, ids: Tensor) -> Batch:
     """Logged episodes of these worlds, as the policy's own phase wants them."""
     behaviour, spec = policy.phases()[0].behaviour, worlds.spec
     assert behaviour is not None
-    noise = gumbel(0, "behaviour", ids, spec.horizon * spec.action.count)
+    noise = gumbel(0, "behaviour", ids, spec.steps * spec.action.count)
     return spec.clock.batch(
-        rollout(behaviour, worlds, worlds.noise(ids, 0), noise.view(len(ids), spec.horizon, -1).float())
+        rollout(behaviour, worlds, worlds.noise(ids, 0), noise.view(len(ids), spec.steps, -1).float())
     )
 
 

@@ -75,7 +75,7 @@ def test_adt_tokens_are_the_concatenation(spec: Spec, seed: int) -> None:
     joined = policy.concatenated(batch.obs, batch.prev_action, batch.prev_reward)
     torch.testing.assert_close(joined, o_and_f @ W_e.T, rtol=0, atol=1e-10)
     start = torch.tensor([0, 2, 5])
-    position = start[:, None] + torch.arange(spec.horizon)
+    position = start[:, None] + torch.arange(spec.steps)
     expected = policy.backbone.norm(o_and_f @ W_e.T + policy.backbone.positions[position])
     torch.testing.assert_close(policy.tokens(replace(batch, start=start)), expected, rtol=0, atol=1e-10)
 
@@ -181,9 +181,9 @@ def test_adt_logits_fall_into_four_forms_of_limited_rank(spec: Spec, seed: int) 
             assert rank(A.T @ W_Q.T, form) == rank(A.T @ W_Q.T)  # columns through W_Q
             assert rank((W_K @ B).T, form.T) == rank(W_K @ B)  # rows through W_K
             assert rank(term[name]) <= d_m
-        assert rank(logit_TT) == d_m < spec.horizon  # all four together: one form, not four
+        assert rank(logit_TT) == d_m < spec.steps  # all four together: one form, not four
         by_feedback_TT = term["of"] + term["fo"] + term["ff"]
-        assert d_m < rank(by_feedback_TT) <= 2 * d_m < spec.horizon
+        assert d_m < rank(by_feedback_TT) <= 2 * d_m < spec.steps
 
 
 @given(seed=seeds)

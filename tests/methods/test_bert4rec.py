@@ -67,7 +67,7 @@ def test_a_mask_hides_its_item_and_both_sides_of_it_are_seen() -> None:
         return obs_BT
 
     before = loss(batch.obs)
-    for place in range(SPEC.horizon):
+    for place in range(SPEC.steps):
         assert (loss(other_item(place)) == before) == (place == 3), place
 
 
@@ -130,8 +130,8 @@ def test_a_mask_behind_the_prefix_gives_the_answer() -> None:
     """What is decided at t is the Cloze answer of an episode that ends there."""
     policy, batch = bert4rec(), random_batch(SPEC, whole=True)
     decided_BTI = policy.logits(batch)
-    for t in range(SPEC.horizon):
-        short = replace(batch, valid=batch.valid & (torch.arange(SPEC.horizon) <= t))
+    for t in range(SPEC.steps):
+        short = replace(batch, valid=batch.valid & (torch.arange(SPEC.steps) <= t))
         answer_BI = policy.head.logits(policy.final(short))
         torch.testing.assert_close(answer_BI, decided_BTI[:, t], rtol=0, atol=1e-10)
 
@@ -139,7 +139,7 @@ def test_a_mask_behind_the_prefix_gives_the_answer() -> None:
 def test_a_restarted_stream_begins_anew_and_reads_nothing_that_is_not_its_own() -> None:
     policy, batch = bert4rec(), random_batch(SPEC, whole=True)
     expected = stream(policy, batch)
-    state = policy.init_state(3, SPEC.horizon, CPU)
+    state = policy.init_state(3, SPEC.steps, CPU)
     state.x_BSD.fill_(1e30)
     state.kv_BSF.fill_(1e30)
     with torch.no_grad():

@@ -150,7 +150,7 @@ def test_the_market_unit_holds_back_where_it_falls() -> None:
 def test_a_stream_that_starts_anew_knows_nothing_of_the_one_before() -> None:
     spec = SPECS["assets-weights"]
     trader, batch = build_random("deeptrader", spec), random_batch(spec, whole=True)
-    state, said = trader.init_state(3, spec.horizon, "cpu"), []
+    state, said = trader.init_state(3, spec.steps, "cpu"), []
     for moment in [*moments(batch), *moments(batch)]:
         logits, state = trader.step(state, moment)
         said.append(logits)

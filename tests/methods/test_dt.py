@@ -116,11 +116,11 @@ def with_another(batch: Batch, name: str, t: int) -> Batch:
 def test_tokens_are_interleaved_as_told() -> None:
     """Each input moves its own token; a reward moves the later returns too."""
     spec = SPECS["vector-discrete"]
-    batch, steps = random_batch(spec, whole=True), range(spec.horizon)
+    batch, steps = random_batch(spec, whole=True), range(spec.steps)
     for include_actions, per_step in ((False, 2), (True, 3)):
         policy = random_dt(spec, include_actions)
         before = policy.sequence(batch)
-        assert before.shape[1] == (2 * spec.horizon if per_step == 2 else 3 * spec.horizon - 1)
+        assert before.shape[1] == (2 * spec.steps if per_step == 2 else 3 * spec.steps - 1)
         for t in steps:
             assert moved(before, policy.sequence(with_another(batch, "obs", t))) == [per_step * t + 1]
             later_returns = [per_step * s for s in steps[t:]]
@@ -152,8 +152,8 @@ def test_every_input_changes_exactly_the_decisions_that_may_know_it(include_acti
         return policy.logits(told) if way == "at once" else stream(policy, told)
 
     before = decide(batch)
-    for t in range(spec.horizon):
-        from_now = list(range(t, spec.horizon))
+    for t in range(spec.steps):
+        from_now = list(range(t, spec.steps))
         assert moved(before, decide(with_another(batch, "obs", t))) == from_now
         assert moved(before, decide(with_another(batch, "prev_reward", t))) == from_now
         knows_it = include_actions and t > 0
@@ -219,7 +219,7 @@ def test_return_so_far_is_the_running_sum(include_actions: bool, spec: Spec, ret
     policy.features(batch)
     stream(policy, batch)
     expected = torch.tensor(told_by(spec, trajectory), dtype=torch.float64)
-    expected[..., 1] *= return_scale or 1 / spec.horizon
+    expected[..., 1] *= return_scale or 1 / spec.steps
     torch.testing.assert_close(heard[0], expected, rtol=0, atol=1e-5)  # rewards are told in single precision
     torch.testing.assert_close(torch.stack(heard[1:], 1), heard[0], rtol=0, atol=1e-12)
 
@@ -252,7 +252,7 @@ def test_stream_restarted_in_mid_episode_is_a_fresh_episode(include_actions: boo
     spec = SPECS["items-weights"]
     policy = random_dt(spec, include_actions)
     going, fresh = (random_batch(spec, seed=seed, whole=True) for seed in (1, 2))
-    restarted, logits, state = torch.tensor([False, True, False]), [], policy.init_state(3, spec.horizon, "cpu")
+    restarted, logits, state = torch.tensor([False, True, False]), [], policy.init_state(3, spec.steps, "cpu")
     anew = list(moments(fresh))
     with torch.no_grad():
         for t, step in enumerate(moments(going)):
@@ -265,7 +265,7 @@ def test_stream_restarted_in_mid_episode_is_a_fresh_episode(include_actions: boo
         theirs = policy.logits(random_batch(spec, seed=2, whole=True))
     assert_same_logits(found[[0, 2]], ours[[0, 2]])
     assert_same_logits(found[1, :at], ours[1, :at])
-    assert_same_logits(found[1, at:], theirs[1, : spec.horizon - at])
+    assert_same_logits(found[1, at:], theirs[1, : spec.steps - at])
 
 
 @both_lengths
@@ -287,8 +287,8 @@ def test_slots_past_the_length_are_never_read(include_actions: bool) -> None:
 def test_cache_holds_the_tokens_of_each_step(include_actions: bool) -> None:
     policy = random_dt(SPECS["vector-discrete"], include_actions)
     batch = random_batch(policy.spec)
-    state, per_step = policy.init_state(len(batch.valid), policy.spec.horizon, "cpu"), 3 if include_actions else 2
-    assert state.cache.capacity == per_step * policy.spec.horizon
+    state, per_step = policy.init_state(len(batch.valid), policy.spec.steps, "cpu"), 3 if include_actions else 2
+    assert state.cache.capacity == per_step * policy.spec.steps
     with torch.no_grad():
         for t, step in enumerate(moments(batch), start=1):
             _, state = policy.step(state, step)
@@ -309,7 +309,7 @@ def test_tokens_of_a_step_share_its_position() -> None:
                 parameter.zero_()
         sequence = policy.sequence(batch)
         for b, start in enumerate((0, 2, 5)):
-            rows = policy.backbone.norm(policy.backbone.positions)[start : start + policy.spec.horizon]
+            rows = policy.backbone.norm(policy.backbone.positions)[start : start + policy.spec.steps]
             assert torch.equal(sequence[b], rows.repeat_interleave(3, 0)[:-1])
 
 

@@ -87,7 +87,7 @@ def slow_gate(w: dict[str, Tensor], name: str, x: Tensor, y: Tensor) -> Tensor:
 @every_spec
 def test_network_and_gradients_equal_the_equations(spec: Spec, memory: int | None) -> None:
     policy, batch = gtrxl(spec, memory=memory), random_batch(spec)
-    found, expected = policy.logits(batch), slow_logits(policy, batch, memory or spec.horizon)
+    found, expected = policy.logits(batch), slow_logits(policy, batch, memory or spec.steps)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
     if isinstance(spec.action, Weights):
         batch.target = batch.required_target.double()
@@ -127,8 +127,8 @@ def test_streaming_with_a_short_memory_equals_all_at_once(memory: int, spare: in
     """Slots are used again and again, and the cache holds no more of them than the memory needs."""
     spec = replace(SPECS["vector-discrete"], horizon=20)
     policy, batch = gtrxl(spec, memory=memory), random_batch(spec)
-    state, found = policy.init_state(3, spec.horizon + spare, "cpu"), []
-    assert state.cache.capacity == min(memory + 1, spec.horizon + spare)
+    state, found = policy.init_state(3, spec.steps + spare, "cpu"), []
+    assert state.cache.capacity == min(memory + 1, spec.steps + spare)
     state.cache.kv_L2BHSE.fill_(POISON)
     with torch.no_grad():
         for moment in moments(batch):
@@ -141,7 +141,7 @@ def test_streaming_with_a_short_memory_equals_all_at_once(memory: int, spare: in
 def test_a_restarted_stream_begins_anew_and_the_others_go_on(memory: int | None) -> None:
     spec, at = replace(SPECS["vector-discrete"], horizon=12), 5
     policy, batch = gtrxl(spec, memory=memory), random_batch(spec, whole=True)
-    state, found = policy.init_state(3, spec.horizon, "cpu"), []
+    state, found = policy.init_state(3, spec.steps, "cpu"), []
     with torch.no_grad():
         for t, moment in enumerate(moments(batch)):
             first_B = moment.first | torch.tensor([False, t == at, False])
@@ -159,7 +159,7 @@ def test_unset_memory_sees_the_whole_episode() -> None:
     batch = random_batch(spec, whole=True)
     other = batch.obs.clone()
     other[:, 0] += 1.0
-    for memory, seen in ((None, True), (spec.horizon - 1, True), (spec.horizon - 2, False)):
+    for memory, seen in ((None, True), (spec.steps - 1, True), (spec.steps - 2, False)):
         policy = gtrxl(spec, memory=memory, num_layers=1)
         one, two = (policy.logits(replace(batch, obs=obs))[:, -1] for obs in (batch.obs, other))
         assert torch.equal(one, two) is not seen, memory
@@ -178,7 +178,7 @@ def test_segments_of_a_batch_carry_memory() -> None:
 
 def test_longer_episodes_need_no_table() -> None:
     spec = SPECS["vector-discrete"]
-    policy, batch = gtrxl(spec), random_batch(spec, steps=5 * spec.horizon)
+    policy, batch = gtrxl(spec), random_batch(spec, steps=5 * spec.steps)
     with torch.no_grad():
         torch.testing.assert_close(stream(policy, batch), policy.logits(batch), rtol=0, atol=1e-10)
 
@@ -192,7 +192,7 @@ def test_where_an_episode_starts_means_nothing() -> None:
 def test_shown_attention_stays_inside_the_memory() -> None:
     spec, memory = SPECS["vector-discrete"], 2
     alpha_LBHTT = gtrxl(spec, memory=memory).trace(random_batch(spec)).attention_LBHTT
-    inside_TT = torch.ones(spec.horizon, spec.horizon, dtype=torch.bool).tril().triu(-memory)
+    inside_TT = torch.ones(spec.steps, spec.steps, dtype=torch.bool).tril().triu(-memory)
     assert alpha_LBHTT.shape == (2, 3, 3, spec.horizon, spec.horizon)
     assert alpha_LBHTT[..., inside_TT].min() > 0
     assert alpha_LBHTT[..., ~inside_TT].max() == 0

@@ -222,7 +222,7 @@ GAMMA, TAU = 0.9, 0.9
 def known_values(best: bool) -> Tensor:
     """Q (T, rooms, actions) by induction from the end; V is the best of Q, or its τ-expectile under even odds."""
     value, q_T = [0.0] * 4, []
-    for _ in range(Chain.spec.horizon):
+    for _ in range(Chain.spec.steps):
         q = [[0.2 + GAMMA * value[0], (room == 3) + GAMMA * value[min(room + 1, 3)]] for room in range(4)]
         value = [max(pair) if best else TAU * max(pair) + (1 - TAU) * min(pair) for pair in q]
         q_T.insert(0, q)

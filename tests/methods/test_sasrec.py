@@ -64,7 +64,7 @@ def test_pass_equals_the_equations() -> None:
 def test_every_item_of_the_past_is_seen_and_none_of_the_future() -> None:
     policy, batch = sasrec(), random_batch(SPEC, whole=True)
     before = policy.logits(batch)
-    for t in range(SPEC.horizon):
+    for t in range(SPEC.steps):
         obs = batch.obs.clone()
         obs[:, t] = (obs[:, t] + 1) % 11
         changed = (policy.logits(Batch(**{**fields_of(batch), "obs": obs})) != before).any(-1)
@@ -81,7 +81,7 @@ def test_items_go_in_and_out_by_one_table() -> None:
     policy = build("sasrec", SPEC)
     d, d_ff, layers = SIZES["d_model"], SIZES["d_ff"], SIZES["num_layers"]
     block = 4 * d * d + d + 2 * d * d_ff + d_ff + d + 4 * d
-    assert sum(p.numel() for p in policy.parameters()) == 11 * d + (SPEC.horizon + 1) * d + layers * block + 2 * d
+    assert sum(p.numel() for p in policy.parameters()) == 11 * d + (SPEC.steps + 1) * d + layers * block + 2 * d
     assert (policy.head.logits(torch.zeros(d, dtype=torch.float64)) == 0).all()
 
 

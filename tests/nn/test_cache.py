@@ -192,7 +192,7 @@ def test_a_slot_inside_the_length_is_read(method: str) -> None:
     """The negative half: poison in the past does change the present."""
     policy = build_random(method, SPECS["vector-discrete"])
     batch = random_batch(policy.spec)
-    state = policy.init_state(len(batch.obs), policy.spec.horizon, "cpu")
+    state = policy.init_state(len(batch.obs), policy.spec.steps, "cpu")
     told = list(moments(batch))
     with torch.no_grad():
         _, state = policy.step(state, told[0])
@@ -207,8 +207,8 @@ def test_a_slot_inside_the_length_is_read(method: str) -> None:
 def test_restarted_streams_forget_what_still_lies_in_their_slots(method: str) -> None:
     policy = build_random(method, SPECS["vector-discrete"])
     old, anew = (list(moments(random_batch(policy.spec, seed=seed))) for seed in (1, 2))
-    state = policy.init_state(3, policy.spec.horizon, "cpu")
-    fresh_state = policy.init_state(3, policy.spec.horizon, "cpu")
+    state = policy.init_state(3, policy.spec.steps, "cpu")
+    fresh_state = policy.init_state(3, policy.spec.steps, "cpu")
     with torch.no_grad():
         for moment in old:
             _, state = policy.step(state, moment)

@@ -313,7 +313,7 @@ def test_what_changes_no_engine_is_taken(method: str, name: str) -> None:
     if method in ("uat", "vanilla"):
         batch, fast = random_batch(SPEC, whole=True), plan_session(policy.eval(), 1)
         assert isinstance(fast, NumpyEngine)
-        state, expected = fast.init_state(len(batch.valid), SPEC.horizon, CPU), stream(policy, batch)
+        state, expected = fast.init_state(len(batch.valid), SPEC.steps, CPU), stream(policy, batch)
         found = torch.stack([fast.step(state, moment)[0] for moment in moments(batch)], 1)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * largest(expected))
 

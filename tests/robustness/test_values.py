@@ -162,7 +162,7 @@ def test_the_largest_numbers_that_are_taken_do_no_harm(method: str, number: floa
     session = Session(policy, streams=2)
     shape = session._entrance.obs_shape
     earned = number / max(1.0, spec.reward_scale)
-    for t in range(spec.horizon):
+    for t in range(spec.steps):
         odd = t in (1, 3)
         allowed = None if isinstance(spec.action, uat.Discrete) else np.ones((2, spec.action.count), dtype=bool)
         answer = session.act(
@@ -183,7 +183,7 @@ def test_an_answer_that_is_not_finite_is_refused_and_forgotten(spec: uat.Spec, p
     session.act(good)
     with pytest.raises(ValueError, match=r"answer is not finite.* all streams .* begin a new episode"):
         session.act(bad)
-    for _ in range(spec.horizon):
+    for _ in range(spec.steps):
         assert torch.equal(session.act(good), fresh.act(good))
 
 

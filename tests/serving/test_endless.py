@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.builders import SPECS, build, build_random, random_trajectory, served
+from uat.contracts import choose
 from uat.methods import METHODS, Policy
 from uat.nn.cache import ENDLESS
 from uat.serving import Session
@@ -97,7 +98,7 @@ def test_steps_far_beyond_32_bits_count_on() -> None:
 def test_policies_say_whether_their_streams_may_be_endless(method: str) -> None:
     kind = served(method)
     policy: Policy = build(method, kind)
-    assert policy.endless == (method == "gtrxl")
+    assert policy.endless == (method in ("gtrxl", "cadm", "sarl"))
     if "context" in policy.config.__dataclass_fields__:
         assert build(method, kind, positions="rotary", context=3).endless == (method != "cotta")
         assert not build(method, kind, context=3).endless  # a table of learned positions ends
@@ -106,13 +107,15 @@ def test_policies_say_whether_their_streams_may_be_endless(method: str) -> None:
         policy.init_state(1, ENDLESS, "cpu")
 
 
-def test_gtrxl_never_runs_out_either() -> None:
-    policy = build_random("gtrxl", spec, memory=4)
-    told = random_trajectory(spec, steps=STEPS, masked=False, whole=True)
+@pytest.mark.parametrize(("method", "settings"), [("gtrxl", {"memory": 4}), ("cadm", {}), ("sarl", {})])
+def test_methods_with_a_memory_of_their_own_never_run_out_either(method: str, settings: dict[str, Any]) -> None:
+    kind = served(method)
+    policy = build_random(method, kind, **settings)
+    told = random_trajectory(kind, steps=STEPS, masked=False, whole=True)
     found = torch.stack(played(Session(policy, streams=3), told, range(STEPS)), dim=1)
     with torch.no_grad():
-        expected = policy.logits(spec.clock.batch(told)).softmax(-1)
-    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-10)
+        expected = choose(policy.logits(kind.clock.batch(told)), kind)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10, check_dtype=False)
 
 
 def test_a_capacity_that_is_given_is_kept() -> None:

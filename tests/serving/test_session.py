@@ -83,7 +83,7 @@ def test_session_equals_the_parallel_pass(spec: Spec, lag: int, path: Path, monk
     spec = replace(spec, reward_lag=lag, reward_scale=2.5)
     policy, trajectory = build_random("uat", spec, dtype=torch.float32), episodes(spec, seed=1)
     listening, expected = Listening(policy, path, monkeypatch), at_once(policy, trajectory)
-    answers = [listening.tell(trajectory, t) for t in range(spec.horizon)]
+    answers = [listening.tell(trajectory, t) for t in range(spec.steps)]
     assert_close(torch.stack(listening.logits, 1), expected)
     torch.testing.assert_close(torch.stack(answers, 1), choose(expected, spec))
 
@@ -103,14 +103,14 @@ def test_restarted_stream_is_a_fresh_episode(spec: Spec, lag: int, path: Path, m
     told = old.map(torch.clone)
     for name in ("obs", "reward", "allowed"):
         if getattr(told, name) is not None:
-            getattr(told, name)[1, at:] = getattr(new, name)[1, : spec.horizon - at]
-    told.action[1, at:] = new.action[1, : spec.horizon - at]
-    for t in range(at, spec.horizon):
+            getattr(told, name)[1, at:] = getattr(new, name)[1, : spec.steps - at]
+    told.action[1, at:] = new.action[1, : spec.steps - at]
+    for t in range(at, spec.steps):
         listening.tell(told, t)
     found = torch.stack(listening.logits, 1)
     assert_close(found[[0, 2]], going[[0, 2]])
     assert_close(found[1, :at], going[1, :at])
-    assert_close(found[1, at:], fresh[1, : spec.horizon - at])
+    assert_close(found[1, at:], fresh[1, : spec.steps - at])
 
 
 @every_path
@@ -126,7 +126,7 @@ def test_session_equals_a_rollout(method: str, path: Path) -> None:
         expected = rollout(policy, simulator, noise)
         (world, obs), reward = simulator.reset(noise), None
         session.restart()
-        for t in range(domain.spec.horizon):
+        for t in range(domain.spec.steps):
             action = session.act(obs.numpy(), reward=reward)
             assert action.tolist() == expected.action[:, t].tolist()
             after = simulator.step(world, action)
@@ -226,7 +226,7 @@ def test_longer_sessions_need_more_capacity_or_a_restart() -> None:
     policy = build_random("uat", spec, dtype=torch.float32, max_positions=20)
     session, longer = Session(policy, streams=2), Session(policy, streams=2, capacity=20)
     told: dict[str, Any] = {"obs": torch.zeros(2, 5), "reward": [0.0, 0.0]}
-    for _ in range(spec.horizon):
+    for _ in range(spec.steps):
         session.act(**told)
     with pytest.raises(ValueError, match=r"stream 0 has seen 7 steps, and the session holds 7"):
         session.act(**told)

@@ -55,8 +55,8 @@ class Stepping:
     def step_at(self, t: int) -> Step:
         """The step at time t, with tensors laid out as in a rollout."""
         seen, at = self._seen, t % self._seen.obs.shape[1]
-        told = {name: getattr(seen, name)[:, at].contiguous() for name in ("obs", "prev_action", "prev_reward")}
-        return Step(**told, first=torch.full_like(seen.valid[:, 0], t == 0))
+        inputs = {name: getattr(seen, name)[:, at].contiguous() for name in ("obs", "prev_action", "prev_reward")}
+        return Step(**inputs, first=torch.full_like(seen.valid[:, 0], t == 0))
 
     def calls(self) -> Iterator[tuple[str, Call | str]]:
         """The call of each path, or the reason why it is unsupported."""
@@ -114,13 +114,13 @@ class Stepping:
         session = Session(self.policy, streams=self.batch, capacity=self.context, **chosen)
         if getattr(session, "path", None) != "fast":
             return f"a Session of {self.batch} streams takes the path {getattr(session, 'path', 'cached')!r}"
-        told = [self.step_at(t) for t in range(min(self.context, self._seen.obs.shape[1]))]
+        steps = [self.step_at(t) for t in range(min(self.context, self._seen.obs.shape[1]))]
         untimed = self.context - max(1, self.context // 16)
         t = 0
 
         def act() -> None:
             nonlocal t
-            step = told[t % len(told)]
+            step = steps[t % len(steps)]
             session.act(step.obs, reward=step.prev_reward if t else None)
             t += 1
 

@@ -147,7 +147,7 @@ class RolloutRunner:
             spec = self.simulator.spec
             if self.sampled and not isinstance(self.simulator, Recording):
                 ids_B = episode_ids.to(self.device, non_blocking=True)
-                drawn = action_noise(spec, seed, self.stream, ids_B, spec.horizon)
+                drawn = action_noise(spec, seed, self.stream, ids_B, spec.steps)
                 if drawn is not None:
                     noise["actions"] = drawn
             return noise

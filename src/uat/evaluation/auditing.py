@@ -222,7 +222,7 @@ def play(policy: Stepping, simulator: Simulator[Any] | Recording, episodes: int,
     if isinstance(simulator, Recording):
         return simulator.trajectory(noise)
     device = next(iter(noise.values())).device
-    gumbel_BTA = action_noise(spec, seed, "audit", ids.to(device), spec.horizon)
+    gumbel_BTA = action_noise(spec, seed, "audit", ids.to(device), spec.steps)
     if not isinstance(policy, Agent):
         raise ValueError(f"audit: {type(policy).__name__} is no uat.contracts.Agent, and cannot play in a simulator")
     return rollout(policy, simulator, noise, gumbel_BTA)
@@ -230,7 +230,7 @@ def play(policy: Stepping, simulator: Simulator[Any] | Recording, episodes: int,
 
 def random_histories(spec: Spec, episodes: int, seed: int) -> Trajectory:
     """Episodes of full length drawn at random: normal numbers, and uniformly distributed ids."""
-    generator, shape = torch.Generator().manual_seed(seed), (episodes, spec.horizon)
+    generator, shape = torch.Generator().manual_seed(seed), (episodes, spec.steps)
     obs = any_observations(spec.obs, shape, generator)
     action, valid = any_actions(spec, shape, generator), torch.ones(shape, dtype=torch.bool)
     reward = torch.randn(shape, generator=generator) / spec.reward_scale
@@ -431,7 +431,7 @@ class _Auditor:
         few = self.trajectory.map(lambda x: x[:WITNESSING])
         told = self.spec.clock.batch(few)
         truth = self.spec.clock.batch(replace(few, told=None))
-        best, before, found = decisions(reference, truth, few.facts), answers(self.policy, told), []
+        best, before, counts = decisions(reference, truth, few.facts), answers(self.policy, told), []
         last_B1 = told.valid.sum(1, keepdim=True) - 1
         for channels in (("action",), ("reward",), FEEDBACK):
             for partner_B in self._partners(told):
@@ -441,8 +441,8 @@ class _Auditor:
                 if differ.shape[1] < answered_BT.shape[1]:  # the reference gives scores of the last step only
                     differ = torch.zeros_like(answered_BT).scatter(1, last_B1, differ)
                 differ_BT = differ & other_told.valid
-                found.append((int(differ_BT.sum()), int((differ_BT & answered_BT).sum())))
-        return found
+                counts.append((int(differ_BT.sum()), int((differ_BT & answered_BT).sum())))
+        return counts
 
 
 def decisions(reference: Agent[Any] | Reader, batch: Batch, facts: dict[str, Tensor]) -> Tensor:

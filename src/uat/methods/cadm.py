@@ -216,6 +216,11 @@ class CaDM(Policy):
         obs_NO, context_NC = self.flat(batch.obs).flatten(0, 1), self.features(batch).flatten(0, 1)
         return _masked(self.plan(obs_NO, context_NC).view(*batch.valid.shape, -1), batch.allowed)
 
+    @property
+    def endless(self) -> bool:
+        """The context is that of the last `context_steps` transitions."""
+        return True
+
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> CaDMState:
         zeros = self.onehot_AA.new_zeros
         return CaDMState(zeros(streams, self.config.context_steps, self.d_transition), zeros(streams, self.d_obs))

@@ -135,8 +135,10 @@ class IQL(Vanilla):
         done_BT, last_B1 = batch.trajectory.terminated, torch.zeros_like(value_BT[:, :1])
         future_BT = torch.cat([value_BT[:, 1:], last_B1], dim=1).masked_fill(done_BT, 0.0)
         goes_on_BT = torch.cat([batch.valid[:, 1:], last_B1.bool()], dim=1)
-        earned_BT = self.spec.clock.earned(batch.trajectory)
-        return earned_BT + self.config.discount * future_BT, batch.valid & (done_BT | goes_on_BT)
+        earned_BT, known_BT = self.spec.clock.earned(batch.trajectory), batch.valid & (done_BT | goes_on_BT)
+        if batch.trajectory.reward_known is not None:
+            known_BT = known_BT & batch.trajectory.reward_known
+        return earned_BT + self.config.discount * future_BT, known_BT
 
     def follow(self) -> None:
         """The target network goes a little of the way."""

@@ -140,6 +140,11 @@ class SARL(Policy):
 
     # ------------------------------------------------------------ acting
 
+    @property
+    def endless(self) -> bool:
+        """The memory of an LSTM and a window of days are all that is kept."""
+        return True
+
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> SARLState:
         recent = self.cash.new_zeros(streams, self.assets, self.d_state, self.config.window)
         return SARLState(self.predictor.begin(streams * self.assets), recent)

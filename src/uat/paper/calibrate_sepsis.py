@@ -69,8 +69,8 @@ def scores(domain: Sepsis, agent: Agent[Any] | None, episodes: int) -> dict[str,
     for begin in range(0, episodes, AT_ONCE):
         ids = torch.arange(begin, min(begin + AT_ONCE, episodes))
         sampled = agent is not None and agent.sampled
-        flat = gumbel(seed, "actions", ids, spec.horizon * actions) if sampled else None
-        noise = None if flat is None else flat.view(len(ids), spec.horizon, actions)
+        flat = gumbel(seed, "actions", ids, spec.steps * actions) if sampled else None
+        noise = None if flat is None else flat.view(len(ids), spec.steps, actions)
         parts.append(domain.measure(rollout(agent, simulator, simulator.noise(ids, seed), noise)))
     return {name: torch.cat([part[name] for part in parts]).double().nanmean().item() for name in parts[0]}
 

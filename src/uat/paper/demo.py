@@ -137,11 +137,11 @@ def episodes(policies: dict[str, Policy], domain: Any) -> list[dict[str, Any]]:
 @torch.no_grad()
 def look_inside(policy: Policy, trajectory: Trajectory) -> tuple[Tensor, dict[str, Tensor] | None]:
     """Attention (L, B, T, T), mean over heads, and the norms of the gates: rho (B, T) and g (B, L, T)."""
-    seen = policy.trace(policy.spec.clock.batch(trajectory))
-    if seen.gates is None:
-        return seen.attention_LBHTT.mean(2), None
-    g_BLT = torch.stack([g_BTD.norm(dim=-1) for g_BTD in seen.gates.g], dim=1)
-    return seen.attention_LBHTT.mean(2), {"rho": seen.gates.rho.norm(dim=-1), "g": g_BLT}
+    trace = policy.trace(policy.spec.clock.batch(trajectory))
+    if trace.gates is None:
+        return trace.attention_LBHTT.mean(2), None
+    g_BLT = torch.stack([g_BTD.norm(dim=-1) for g_BTD in trace.gates.g], dim=1)
+    return trace.attention_LBHTT.mean(2), {"rho": trace.gates.rho.norm(dim=-1), "g": g_BLT}
 
 
 def _rounded(x: Tensor) -> Any:

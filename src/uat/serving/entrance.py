@@ -16,13 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from uat.checks import Array, check_actions, check_mask, check_observations, check_rewards, most_reward
+from uat.checks import Array, as_tensor, check_actions, check_mask, check_observations, check_rewards, most_reward
 from uat.spec import Box, Discrete, Items, Named, Spec, Weights
 
 Values = NDArray[Any]
 FLOAT32, FLOAT64, INT64, BOOL = (np.dtype(name) for name in ("float32", "float64", "int64", "bool"))
 LARGEST = 0.99e24
 """A sum of squares below it has no entry beyond `checks.MOST_NUMBER`; NaN and infinities are not below it."""
+SCALARS = (int, float, np.floating, np.integer)
 OFF = 9e-5
 """How far from 1 weights may sum to at a lean look; the thorough one allows 1e-4, and may round otherwise."""
 
@@ -43,7 +44,17 @@ class Entrance:
             x = numbers(obs, self.obs_shape) if self.items is None else ids(obs, self.obs_shape, self.items)
         return check_observations(obs, self.spec, self.streams).numpy() if x is None else x
 
-    def rewards(self, reward: Array) -> Values:
+    def rewards(self, reward: Array, known: Array | None = None) -> Values:
+        """One number for each stream, or the number itself where there is one stream; 0 where it is not known."""
+        if isinstance(reward, SCALARS) and self.streams == (1,):
+            reward = [reward]
+        if known is not None:
+            known_B = np.array([known]) if isinstance(known, bool) and self.streams == (1,) else known
+            known_B = check_mask("reward_known", known_B, self.streams).numpy()
+            given_B = as_tensor("reward", reward).numpy()
+            if given_B.shape != self.streams:
+                raise ValueError(f"reward: expected shape {self.streams}, got {given_B.shape}")
+            reward = np.where(known_B, given_B, 0)
         x = numbers(reward, self.streams, self.most_earned)
         return check_rewards(reward, self.spec, self.streams).numpy() if x is None else x
 

@@ -135,13 +135,20 @@ class Session:
         return engine
 
     def act(
-        self, obs: Array, *, reward: Array | None = None, action: Array | None = None, allowed: Array | None = None
+        self,
+        obs: Array,
+        *,
+        reward: Array | None = None,
+        reward_known: Array | None = None,
+        action: Array | None = None,
+        allowed: Array | None = None,
     ) -> Tensor:
         """The policy's decision in each stream.
 
         reward: what the previous step earned in each stream (for logs: what the step just logged earned). Where the
             policy sees rewards it is needed, however late the policy is told, unless all streams are at their first
-            step (for logs: always). A stream at its first step ignores it;
+            step (for logs: always). A stream at its first step ignores it. One stream takes a plain number;
+        reward_known: False in streams where nobody knows that reward, which may be NaN there: the policy is told 0;
         action: what was really done in the previous step, if not what this session answered;
         allowed: True where an action may be taken now.
         """
@@ -154,7 +161,7 @@ class Session:
             )
         enter = self._entrance
         seen = enter.observations(obs)
-        earned_B = self._unrewarded() if reward is None else enter.rewards(reward)
+        earned_B = self._unrewarded() if reward is None else enter.rewards(reward, reward_known)
         done = self._last if action is None else enter.actions(action)
         may_BA = None if allowed is None else enter.allowed(allowed)
 

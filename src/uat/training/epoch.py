@@ -98,7 +98,7 @@ class Epoch:
         """Draw where these episodes start in the position table."""
         if not self.config.train.random_start:
             return
-        horizon = self.rollouts.simulator.spec.horizon
+        horizon = self.rollouts.simulator.spec.steps
         spare = max(0, (getattr(self.config.method, "max_positions", None) or horizon + 1) - horizon)
         start_B = integers(self.config.seed, "start", ids, 1, below=spare + 1)[:, 0]
         self.updates.start_at(start_B.to(self.rollouts.device))

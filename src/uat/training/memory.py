@@ -28,11 +28,11 @@ def check_memory(config: RunConfig, spec: Spec, device: torch.device, *, share: 
     """
     policy = empty_policy(METHODS[config.method_name], spec, config.method)
     weights = COPIES * sum(weight.nbytes for weight in policy.parameters())
-    batch = 4 * -(-config.train.batch_size // share) * spec.horizon * numbers_per_step(spec, config.method)
+    batch = 4 * -(-config.train.batch_size // share) * spec.steps * numbers_per_step(spec, config.method)
     sizes = {name: getattr(config.method, name) for name in WIDTHS if hasattr(config.method, name)}
     parts = [f"method.{name}={value}" for name, value in sizes.items()]
     if weights < batch:
-        parts = [f"train.batch_size={config.train.batch_size}", f"horizon={spec.horizon}", *parts]
+        parts = [f"train.batch_size={config.train.batch_size}", f"horizon={spec.steps}", *parts]
     check_fits(weights + batch, f"training {config.method_name} with {', '.join(parts)}", device)
 
 

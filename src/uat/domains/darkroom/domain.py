@@ -70,7 +70,7 @@ class DarkRoom(Domain):
         The cell before action t is the cell after t moves, and arriving with the last move counts as the horizon.
         """
         arrived_BT = (position_BT == goal_BT) & valid_BT
-        moves_B = torch.where(arrived_BT.any(1), arrived_BT.int().argmax(1), self.spec.horizon)
+        moves_B = torch.where(arrived_BT.any(1), arrived_BT.int().argmax(1), self.spec.steps)
         shortest_B = self._grid_on(position_BT.device).distance_CG[position_BT[:, 0], goal_BT[:, 0]]
         return shortest_B / torch.maximum(moves_B, shortest_B)
 

@@ -184,13 +184,13 @@ class DarkRoomSimulator(Simulator[World]):
 
     def goals(self, goal_BK: Tensor) -> Tensor:
         """(B, T) the goal at each step; a view where it never moves."""
-        bounds = pairwise((0, *self.config.shift_steps, self.spec.horizon))
+        bounds = pairwise((0, *self.config.shift_steps, self.spec.steps))
         parts = [goal_BK[:, k, None].expand(-1, end - begin) for k, (begin, end) in enumerate(bounds)]
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
     def terminated(self, after: World) -> Tensor:
         """The horizon is the end of the task, known from the start, and no cut."""
-        return ~after.ended_B if after.t == self.spec.horizon else after.ended_B
+        return ~after.ended_B if after.t == self.spec.steps else after.ended_B
 
     def facts(self, world: World) -> dict[str, Tensor]:
         return {"position": world.position_B, "goal": self.goal(world)}

@@ -157,8 +157,8 @@ class MarketsSimulator(Simulator[World]):
         worth_B = become_BA.sum(-1)
         reward_B = (action * (relative_BA - 1)).sum(-1) - self.config.cost * traded(world.held_BA, action)
         after = replace(world, held_BA=become_BA / worth_B[:, None], t=world.t + 1)
-        seen = min(after.t, self.spec.horizon - 1)  # nothing is decided after the last day
-        terminated_B = ~world.ended_B if after.t == self.spec.horizon else world.ended_B
+        seen = min(after.t, self.spec.steps - 1)  # nothing is decided after the last day
+        terminated_B = ~world.ended_B if after.t == self.spec.steps else world.ended_B
         return Transition(after, self.tables.feature_XNF[world.start_B + seen], reward_B, terminated_B)
 
     def facts(self, world: World) -> dict[str, Tensor]:

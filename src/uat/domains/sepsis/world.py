@@ -179,7 +179,7 @@ class SepsisSimulator(Simulator[World]):
         after = replace(
             world, state_B3=new_B3, last_B=action, repeats_B=repeats_B, ended_B=ended_B | died_B | well_B, t=t + 1
         )
-        terminated_B = ~ended_B if after.t == self.spec.horizon else died_B | well_B
+        terminated_B = ~ended_B if after.t == self.spec.steps else died_B | well_B
         return Transition(after, self._observe(after), reward_B, terminated_B)
 
     def facts(self, world: World) -> dict[str, Tensor]:

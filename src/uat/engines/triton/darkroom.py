@@ -82,13 +82,13 @@ class FusedDarkRoom(DarkRoomSimulator, FusedRollouts):
 
     def step(self, world: World, action: Tensor) -> Transition[World]:
         after = replace(world, t=world.t + 1)
-        fires_B, coin_B = world.fires_BT[:, after.t], world.coin_BT[:, min(after.t, self.spec.horizon - 1)]
+        fires_B, coin_B = world.fires_BT[:, after.t], world.coin_BT[:, min(after.t, self.spec.steps - 1)]
         moved = move(self.grid, action, world.position_B, self.goal(world), self.goal(after), fires_B, coin_B)
         after = replace(cast(LabelledWorld, after), position_B=moved.position_B, target_B=moved.target_B)
         return Transition(after, moved.obs_BO, moved.reward_B, self.terminated(after))
 
     def fused_world(self, noise: Noise) -> FusedWorld:
-        grid, steps, streams = self.grid, self.spec.horizon, len(noise["start"])
+        grid, steps, streams = self.grid, self.spec.steps, len(noise["start"])
         position_BT, target_BT = (noise["start"].new_empty(streams, steps) for _ in range(2))
         goal_BT, reward_BT = self.goals(noise["goal"]), grid.reward_ACG.new_empty(streams, steps)
         obs_BTO = grid.obs_2CGO.new_empty(streams, steps, grid.obs_2CGO.shape[-1])
@@ -114,7 +114,7 @@ class FusedDarkRoom(DarkRoomSimulator, FusedRollouts):
     def ends(self, streams: int) -> tuple[Tensor, Tensor]:
         """Return `terminated` and `valid` (B, T) of whole episodes: always the same, made once, never written."""
         if streams not in self._ends:
-            valid_BT = torch.ones(streams, self.spec.horizon, dtype=torch.bool)
+            valid_BT = torch.ones(streams, self.spec.steps, dtype=torch.bool)
             terminated_BT = torch.zeros_like(valid_BT)
             terminated_BT[:, -1] = True
             self._ends[streams] = terminated_BT.to(self.device), valid_BT.to(self.device)

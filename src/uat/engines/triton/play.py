@@ -67,7 +67,7 @@ def fused_play(
     policies: int = 1,
 ) -> Tensor:
     """The actions (B, T) of one episode in each world; all else the world has written down."""
-    steps, c, positions = spec.horizon, backbone.config, backbone.positions
+    steps, c, positions = spec.steps, backbone.config, backbone.positions
     backbone.check_range(steps)
     packed, real = pack(backbone, utility), served(streams, c.num_heads, policies)
     past = _room(backbone, packed, streams, steps, real)

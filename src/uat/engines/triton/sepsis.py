@@ -95,7 +95,7 @@ class FusedSepsis(SepsisSimulator):
             t=world.t + 1,
             clinical_BF=found.clinical_BF,
         )
-        terminated_B = ~world.ended_B if after.t == self.spec.horizon else found.over_B
+        terminated_B = ~world.ended_B if after.t == self.spec.steps else found.over_B
         return Transition(after, found.obs_BO, found.reward_B, terminated_B)
 
     def clinical(self, world: World) -> Tensor:

@@ -136,7 +136,7 @@ class AttentionStudy:
 
 @cpu_threads()
 def attention_under_shifts(
-    told: Sequence[Run],
+    informed: Sequence[Run],
     blind: Sequence[Run],
     *,
     steps: int = STEPS,
@@ -148,26 +148,28 @@ def attention_under_shifts(
 
     All policies play the same worlds. Masses of the two methods are paired by seed and episode.
     """
-    if not told or len(told) != len(blind):
-        raise ValueError(f"{len(told)} runs that see feedback need as many blind runs, got {len(blind)}")
+    if not informed or len(informed) != len(blind):
+        raise ValueError(f"{len(informed)} runs that see feedback need as many blind runs, got {len(blind)}")
     options = {"steps": steps, "shifts": shifts, "episodes": episodes, "device": device}
     maps: dict[str, list[Floats]] = {}
-    names = [told[0].config.method_name, blind[0].config.method_name]
+    names = [informed[0].config.method_name, blind[0].config.method_name]
     masses = {quantity: {name: list[Tensor]() for name in names} for quantity in QUANTITIES}
     if len(set(names)) < 2:
-        raise ValueError(f"both sides are runs of {told[0].config.method_name}: there is nothing to compare")
-    for runs in zip(told, blind, strict=True):
-        seen = [_measure(*shifted_episodes(run, **options)) for run in runs]
-        for run, one in zip(runs, seen, strict=True):
+        raise ValueError(f"both sides are runs of {informed[0].config.method_name}: there is nothing to compare")
+    for runs in zip(informed, blind, strict=True):
+        maps_of_runs = [_measure(*shifted_episodes(run, **options)) for run in runs]
+        for run, one in zip(runs, maps_of_runs, strict=True):
             for quantity, first in QUANTITIES.items():
                 masses[quantity][run.config.method_name].append(post_shift_mass(one.attention, shifts, first).cpu())
+        informed_maps, blind_maps = maps_of_runs
         parts = {
-            "blind": _causal(seen[1].attention),
-            "told": _causal(seen[0].attention),
-            "base": centred(seen[0].base),
-            "modulation": centred(seen[0].modulation),
-            "modulation_size": centred(seen[0].modulation).abs(),
-            "difference": centred(seen[0].base + seen[0].modulation) - centred(seen[1].base + seen[1].modulation),
+            "blind": _causal(blind_maps.attention),
+            "told": _causal(informed_maps.attention),
+            "base": centred(informed_maps.base),
+            "modulation": centred(informed_maps.modulation),
+            "modulation_size": centred(informed_maps.modulation).abs(),
+            "difference": centred(informed_maps.base + informed_maps.modulation)
+            - centred(blind_maps.base + blind_maps.modulation),
         }
         for name, x_LBHTT in parts.items():
             maps.setdefault(name, []).append(x_LBHTT.double().mean((1, 2)).cpu().numpy())
@@ -175,7 +177,11 @@ def attention_under_shifts(
         row
         for quantity, own in masses.items()
         for row in _mass_rows(
-            quantity, {name: torch.stack(values, dim=1) for name, values in own.items()}, told[0], steps, tuple(shifts)
+            quantity,
+            {name: torch.stack(values, dim=1) for name, values in own.items()},
+            informed[0],
+            steps,
+            tuple(shifts),
         )
     ]
     return AttentionStudy(
@@ -205,8 +211,8 @@ def _causal(attention: Tensor) -> Tensor:
 def _mass_rows(
     quantity: str, mass_KSE: dict[str, Tensor], run: Run, steps: int, shifts: tuple[int, ...]
 ) -> list[dict[str, Any]]:
-    (told, told_KSE), (blind, blind_KSE) = mass_KSE.items()
-    series = {told: told_KSE, blind: blind_KSE, f"{told} - {blind}": told_KSE - blind_KSE}
+    (informed, informed_KSE), (blind, blind_KSE) = mass_KSE.items()
+    series = {informed: informed_KSE, blind: blind_KSE, f"{informed} - {blind}": informed_KSE - blind_KSE}
     even = even_mass(steps, shifts, QUANTITIES[quantity])
     rows = []
     for method, x_KSE in series.items():

@@ -83,13 +83,13 @@ def _letter(axes: Sequence[Any], titles: Sequence[str]) -> None:
 def draw_boundary(rows: Rows) -> Any:
     """Left, the dark room with increasing corruption of rewards; right, recommendation with increasing delay."""
     panels = {"darkroom": list(REWARDS), "movielens": [*DELAYS, *WRONG]}
-    found = {domain: _levels(rows, domain, labels) for domain, labels in panels.items()}
-    found = {domain: levels for domain, levels in found.items() if levels}
-    if not found:
+    by_domain = {domain: _levels(rows, domain, labels) for domain, labels in panels.items()}
+    by_domain = {domain: levels for domain, levels in by_domain.items() if levels}
+    if not by_domain:
         raise MissingError("uat reproduce boundary")
-    figure = new_figure(4.2 * len(found) + 1, 3.2)
-    axes = figure.subplots(1, len(found), squeeze=False)[0]
-    for axis, (domain, levels) in zip(axes, found.items(), strict=True):
+    figure = new_figure(4.2 * len(by_domain) + 1, 3.2)
+    axes = figure.subplots(1, len(by_domain), squeeze=False)[0]
+    for axis, (domain, levels) in zip(axes, by_domain.items(), strict=True):
         at = np.arange(len(levels))
         fading = np.array([label != "inverted" for label, _ in levels])  # inverted rewards are fully informative
         for method in (TWIN, BEST):
@@ -117,7 +117,7 @@ def draw_boundary(rows: Rows) -> Any:
         axis.set_ylabel(metrics_of(rows, domain)[0].label)
         axis.margins(y=0.15)
         axis.legend(loc="best", fontsize=8)
-    _letter(axes, list(found))
+    _letter(axes, list(by_domain))
     return figure
 
 
@@ -138,10 +138,10 @@ def _levels(rows: Rows, domain: str, labels: Sequence[str]) -> list[tuple[str, d
 
 def draw_attention(rows: Rows) -> Any:
     """Four maps of the last layer: Vanilla, UAT, UAT's base and modulation, and the difference of logits."""
-    seen = rows.trace("attention")
-    if seen is None:
+    trace = rows.trace("attention")
+    if trace is None:
         raise MissingError("uat reproduce mechanism --domains darkroom")
-    maps = {name: x[-1].double().numpy() for name, x in seen.arrays.items() if name != "shifts"}
+    maps = {name: x[-1].double().numpy() for name, x in trace.arrays.items() if name != "shifts"}
     lower = ~np.isnan(maps["told"])
     figure = new_figure(8.2, 7.2)
     axes = figure.subplots(2, 2).ravel()
@@ -161,7 +161,7 @@ def draw_attention(rows: Rows) -> Any:
         axis.grid(visible=False)
         axis.set_xlabel("attended step")
         axis.set_ylabel("deciding step")
-        for shift in seen.arrays["shifts"].tolist():
+        for shift in trace.arrays["shifts"].tolist():
             axis.axhline(shift - 0.5, color="#D55E00", linewidth=0.8, linestyle="--")
             axis.axvline(shift - 0.5, color="#D55E00", linewidth=0.8, linestyle="--")
     axes[2].set_xlabel("attended step (above the diagonal: deciding)")
@@ -177,29 +177,29 @@ def _unit(x_TT: np.ndarray, lower_TT: np.ndarray) -> np.ndarray:
 
 def draw_kinetics(rows: Rows) -> Any:
     """Accuracy around shifts, and its means before and after a shift."""
-    found = kinetics_of(rows)
-    if not found:
+    kinetics = kinetics_of(rows)
+    if not kinetics:
         raise MissingError("uat reproduce mechanism --domains sepsis")
     figure = new_figure(8.4, 3.2)
     axes = figure.subplots(1, 2, width_ratios=[3, 2])
-    for method, one in found.items():
+    for method, curve in kinetics.items():
         style = style_of(method)
-        axes[0].plot(one.offset, one.accuracy, label=method, markersize=3, **style)
-        low, high = one.accuracy - one.sem, one.accuracy + one.sem
-        axes[0].fill_between(one.offset, low, high, color=style["color"], alpha=0.2, linewidth=0)
+        axes[0].plot(curve.offset, curve.accuracy, label=method, markersize=3, **style)
+        low, high = curve.accuracy - curve.sem, curve.accuracy + curve.sem
+        axes[0].fill_between(curve.offset, low, high, color=style["color"], alpha=0.2, linewidth=0)
     axes[0].axvline(0, color="#555555", linewidth=0.8, linestyle="--")
     axes[0].set_xlabel("steps from the shift")
     axes[0].set_ylabel("accuracy")
     axes[0].legend(fontsize=8)
-    at = np.arange(len(found))
+    at = np.arange(len(kinetics))
     for i, (name, hatch) in enumerate((("before", ""), ("after", "///"))):
-        values = [getattr(one, name) for one in found.values()]
+        values = [getattr(curve, name) for curve in kinetics.values()]
         bars = axes[1].bar(at + (i - 0.5) * 0.38, values, 0.36, color=COLOURS[i], hatch=hatch, label=name)
         axes[1].bar_label(bars, fmt="%.2f", fontsize=7)
-    axes[1].set_xticks(at, list(found))
+    axes[1].set_xticks(at, list(kinetics))
     axes[1].margins(y=0.2)
     axes[1].legend(fontsize=8, ncols=2)
-    shifts = max(one.shifts for one in found.values())
+    shifts = max(curve.shifts for curve in kinetics.values())
     _letter(axes, [f"accuracy around {shifts} shifts", "means over [−10, −1] and [+1, +15]"])
     return figure
 
@@ -213,19 +213,19 @@ OVER_TIME = {
 
 def draw_gate(rows: Rows) -> Any:
     """The regime gate in a market: over time, by regime, by volatility, and relative to the calmest quartile."""
-    seen = rows.trace("gate")
-    if seen is None:
+    trace = rows.trace("gate")
+    if trace is None:
         raise MissingError("uat reproduce mechanism --domains markets --data hsi=FILE")
-    markets = seen.rows[0]["markets"]
+    markets = trace.rows[0]["markets"]
     figure = new_figure(9.2, 6.2)
     axes = figure.subplots(2, 2).ravel()
     market = markets.index("hk" if "hk" in markets else markets[0])
     for when, day, of in (("end", "day", "market"), ("daily", "daily/day", "daily/market")):
-        own = seen.arrays[of].numpy() == market
-        days = seen.arrays[day].numpy()[own].astype("datetime64[D]")
+        own = trace.arrays[of].numpy() == market
+        days = trace.arrays[day].numpy()[own].astype("datetime64[D]")
         for i, (quantity, label) in enumerate(OVER_TIME.items()):
-            if f"{quantity}/{when}" in seen.arrays:
-                x = seen.arrays[f"{quantity}/{when}"].numpy()[own]
+            if f"{quantity}/{when}" in trace.arrays:
+                x = trace.arrays[f"{quantity}/{when}"].numpy()[own]
                 style = {"color": COLOURS[i], "label": label[when], "linestyle": "-" if when == "end" else ":"}
                 axes[0].plot(days, x / (np.mean(x) or 1), linewidth=0.9, **style)
     axes[0].set_ylabel("share of its mean")
@@ -267,16 +267,16 @@ def draw_sensitivity(rows: Rows) -> Any:
         sweeps.setdefault(sweep.label, []).append(sweep)
     labels = {m.name: m.label for m in metrics_of(rows, "sepsis")}
     names = ["accuracy", "post_shift_accuracy"]
-    found: dict[str, list[tuple[Sweep, list[Number]]]] = {}
+    by_label: dict[str, list[tuple[Sweep, list[Number]]]] = {}
     for label, own in sweeps.items():
         for sweep in own:
             numbers = [x for name in names if (x := sweep_points(rows, sweep, BEST, name)) is not None]
-            found.setdefault(label, []).extend([(sweep, numbers)] if len(numbers) == len(names) else [])
-    if not any(len(points) > 1 for points in found.values()):
+            by_label.setdefault(label, []).extend([(sweep, numbers)] if len(numbers) == len(names) else [])
+    if not any(len(points) > 1 for points in by_label.values()):
         raise MissingError("uat reproduce sensitivity")
     figure = new_figure(8.2, 3.2)
     axes = figure.subplots(1, 2)
-    for axis, (label, points) in zip(axes, found.items(), strict=True):
+    for axis, (label, points) in zip(axes, by_label.items(), strict=True):
         x = np.array([next(iter(sweep.settings.values())) for sweep, _ in points], dtype=float)
         for i, name in enumerate(names):
             mean = np.array([numbers[i].mean for _, numbers in points])
@@ -307,21 +307,21 @@ def draw_diagnostics(rows: Rows) -> Any:
     panels["sepsis"] = [m.name for m in metrics_of(rows, "sepsis") if m.partial]
     panels["movielens"] = ["hr@20", *_starting(rows, "movielens", "hr@10_")]
     bars = {domain: _bars(rows, domain, names) for domain, names in panels.items() if domain in DOMAINS}
-    bars = {domain: found for domain in DOMAINS if (found := bars.get(domain))}
+    bars = {domain: by_label for domain in DOMAINS if (by_label := bars.get(domain))}
     if not bars:
         raise MissingError("uat reproduce diagnostics")
     figure = new_figure(8.6, 2.9 * len(bars))
     axes = figure.subplots(len(bars), 1, squeeze=False)[:, 0]
-    for axis, found in zip(axes, bars.values(), strict=True):
-        for i, (label, by_method) in enumerate(found.items()):
-            at = np.arange(len(by_method)) + (i - (len(found) - 1) / 2) * 0.8 / len(found)
+    for axis, by_label in zip(axes, bars.values(), strict=True):
+        for i, (label, by_method) in enumerate(by_label.items()):
+            at = np.arange(len(by_method)) + (i - (len(by_label) - 1) / 2) * 0.8 / len(by_label)
             means = [x.mean for x in by_method.values()]
             stds = [x.std or 0.0 for x in by_method.values()]
-            width = 0.74 / len(found)
+            width = 0.74 / len(by_label)
             axis.bar(at, means, width, yerr=stds, capsize=2, color=COLOURS[i % 7], hatch=HATCHES[i % 7], label=label)
             axis.set_xticks(np.arange(len(by_method)), list(by_method), rotation=20, ha="right")
         axis.legend(
-            fontsize=7, ncols=min(5, len(found)), loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.1
+            fontsize=7, ncols=min(5, len(by_label)), loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.1
         )
         axis.axhline(0, color="#555555", linewidth=0.8)
     _letter(axes, [f"{domain}" for domain in bars])
@@ -338,20 +338,22 @@ def _bars(rows: Rows, domain: str, names: Sequence[str]) -> dict[str, dict[str, 
     """Label -> method -> number, with methods in ascending order of the first label. Each task has its own label."""
     labels = {metric.name: metric.label or metric.name for metric in metrics_of(rows, domain)}
     methods = [m for m in measured_methods(rows, domain, lambda m: not METHODS[m].changes) if m in METHODS]
-    found: dict[str, dict[str, Number]] = {}
+    by_label: dict[str, dict[str, Number]] = {}
     for name in names:
         for task in DOMAINS[domain].tasks:
             several = len(DOMAINS[domain].tasks) > 1
             label = f"{labels[name]}, {task}" if several else labels[name]
             setting = rows.usual_setting(domain)
             numbers = {m: rows.number((domain, task, setting, m, name)) for m in methods}
-            found[label] = {m: x for m, x in numbers.items() if x is not None}
-    found = {label: by_method for label, by_method in found.items() if by_method}
-    if not found:
+            by_label[label] = {m: x for m, x in numbers.items() if x is not None}
+    by_label = {label: by_method for label, by_method in by_label.items() if by_method}
+    if not by_label:
         return {}
-    first = next(iter(found.values()))
+    first = next(iter(by_label.values()))
     order = sorted(first, key=lambda m: first[m].mean)
-    return {label: {m: own[m] for m in order if m in own} for label, own in found.items() if own.keys() >= set(order)}
+    return {
+        label: {m: own[m] for m in order if m in own} for label, own in by_label.items() if own.keys() >= set(order)
+    }
 
 
 def draw_efficiency(rows: Rows) -> Any:
@@ -360,7 +362,7 @@ def draw_efficiency(rows: Rows) -> Any:
     metrics = [metric for metric in LABELS if any(m == metric for _, m in values)]
     if not metrics:
         raise MissingError("uat reproduce efficiency")
-    theirs = rows.published_costs
+    published_costs = rows.published_costs
     columns = min(3, len(metrics))
     lines = -(-len(metrics) // columns)
     figure = new_figure(3.0 * columns, 2.6 * lines)
@@ -370,7 +372,9 @@ def draw_efficiency(rows: Rows) -> Any:
         at = np.arange(len(methods))
         unit = 1e3 if metric == "parameters" else 1.0
         axis.barh(at, [values[m, metric] / unit for m in methods], color=COLOURS[0], label="ours")
-        published = [(i, theirs[m, metric] / unit) for i, m in enumerate(methods) if (m, metric) in theirs]
+        published = [
+            (i, published_costs[m, metric] / unit) for i, m in enumerate(methods) if (m, metric) in published_costs
+        ]
         if published:
             y, x = zip(*published, strict=True)
             axis.plot(x, y, "D", color=COLOURS[1], markersize=5, linestyle="none", label="published")
@@ -404,9 +408,9 @@ def draw_main(rows: Rows) -> Any:
             mean = [np.nan if x is None else x.mean for x in numbers]
             style = {"color": COLOURS[i], "marker": MARKERS[i], "linestyle": "none"}
             axis.errorbar(at, mean, yerr=reach(numbers), capsize=2, markersize=5, label=task, **style)
-            theirs = [rows.published_number((domain, task, setting, m, metric.name)) for m in methods]
+            published = [rows.published_number((domain, task, setting, m, metric.name)) for m in methods]
             axis.plot(
-                at, [np.nan if x is None else x[0] for x in theirs], "_", color=COLOURS[i], markersize=9, alpha=0.6
+                at, [np.nan if x is None else x[0] for x in published], "_", color=COLOURS[i], markersize=9, alpha=0.6
             )
             for name in (CEILING, *recipe(domain, TWIN, rows.preset).build_domain().rivals):
                 if line := rows.number((domain, task, setting, name, metric.name)):

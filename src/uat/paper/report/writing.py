@@ -92,34 +92,34 @@ def section(rows: Rows, study: str, out: Path) -> Section:
 
 
 def tables_of(rows: Rows, study: str) -> list[Table]:
-    found: list[Table | None] = []
+    result: list[Table | None] = []
     match study:
         case "main":
             for domain in DOMAINS:
-                found += score_tables.domain_tables(rows, domain, lambda m: not METHODS[m].changes, "main")
-                found.append(score_tables.rivals_table(rows, domain, lambda m: not METHODS[m].changes))
-                found.append(score_tables.pairs_table(rows, domain))
-            found.append(score_tables.aggregate_table(rows))
+                result += score_tables.domain_tables(rows, domain, lambda m: not METHODS[m].changes, "main")
+                result.append(score_tables.rivals_table(rows, domain, lambda m: not METHODS[m].changes))
+                result.append(score_tables.pairs_table(rows, domain))
+            result.append(score_tables.aggregate_table(rows))
         case "ablation":
             for domain in DOMAINS:
                 tables = score_tables.domain_tables(rows, domain, lambda m: family(m) == "uat", "ablation")
-                found += [t for t in tables if len([row for row in t.rows if row[0] in METHODS]) > 1]
+                result += [t for t in tables if len([row for row in t.rows if row[0] in METHODS]) > 1]
         case "boundary":
-            found += [study_tables.boundary_table(rows, domain) for domain in DOMAINS]
+            result += [study_tables.boundary_table(rows, domain) for domain in DOMAINS]
         case "mechanism":
-            found += [
+            result += [
                 study_tables.attention_table(rows),
                 study_tables.gate_table(rows),
                 study_tables.shocks_table(rows),
             ]
-            found.append(study_tables.kinetics_table(rows))
+            result.append(study_tables.kinetics_table(rows))
         case "sensitivity":
-            found.append(study_tables.sensitivity_table(rows))
+            result.append(study_tables.sensitivity_table(rows))
         case "efficiency":
-            found.append(study_tables.efficiency_table(rows))
+            result.append(study_tables.efficiency_table(rows))
         case "diagnostics":
-            found += score_tables.diagnostics_tables(rows)
-    return [table for table in found if table is not None]
+            result += score_tables.diagnostics_tables(rows)
+    return [table for table in result if table is not None]
 
 
 def save_figure(drawing: Drawing, rows: Rows, folder: Path) -> str:

@@ -74,7 +74,7 @@ def _acting(config: RunConfig, device: torch.device) -> dict[str, float]:
     ids = torch.arange(config.train.batch_size)
     rollout = _milliseconds(lambda: rollouts.play(ids, 0), REPEATS[config.preset], device)
     size = float(sum(p.numel() for p in policy.parameters()))
-    return {"parameters": size, "step_ms": rollout / domain.spec.horizon, **_peak("acting", device, before)}
+    return {"parameters": size, "step_ms": rollout / domain.spec.steps, **_peak("acting", device, before)}
 
 
 def _milliseconds(call: Callable[[], Any], repeats: int, device: torch.device) -> float:

@@ -35,7 +35,7 @@ def seconds(cell: Cell, *, on_gpu: bool) -> float:
     c, rates = cell.config, CUDA if on_gpu else CPU
     domain = DOMAINS[c.domain_name].build(c.domain)
     policy = METHODS[c.method_name].build(domain.spec, c.method)
-    size, horizon = sum(p.numel() for p in policy.parameters()), domain.spec.horizon
+    size, horizon = sum(p.numel() for p in policy.parameters()), domain.spec.steps
     adapts = type(policy).trains_as is not None
     validated = domain.episode_count("validation", c.train.validation_episodes)
     tested = domain.episode_count("test", c.evaluation.episodes)

@@ -23,7 +23,7 @@ from uat.runs import Run
 from uat.settings import shown
 from uat.tensor_files import RunError, read_tensors, write_tensors
 
-TOLD = "uat"
+INFORMED = "uat"
 """The method whose gates and attention are analysed and compared with the blind method."""
 KINETICS_EPISODES = {"smoke": 16, "quick": 256, "paper": 1024}
 ATTENTION_EPISODES = {"smoke": 4, "quick": 32, "paper": 32}
@@ -44,9 +44,9 @@ class Trace:
 
 def probe_attention(runs: Runs, device: torch.device) -> Trace:
     """Attention maps of every layer under shifts of the goal, averaged over seeds, episodes and heads."""
-    told, blind = runs[TOLD], runs[BLIND]
-    episodes = ATTENTION_EPISODES[told[0].config.preset]
-    study = attention_under_shifts(told, blind, episodes=episodes, device=device)
+    informed, blind = runs[INFORMED], runs[BLIND]
+    episodes = ATTENTION_EPISODES[informed[0].config.preset]
+    study = attention_under_shifts(informed, blind, episodes=episodes, device=device)
     names = [item.name for item in fields(study) if item.name.endswith("_LTT")]
     maps = {name.removesuffix("_LTT"): torch.from_numpy(getattr(study, name)).half() for name in names}
     return Trace(study.rows, {**maps, "shifts": torch.tensor(study.shifts)})
@@ -56,10 +56,10 @@ def probe_kinetics(runs: Runs, device: torch.device) -> Trace:
     """Accuracy of each method and seed around every shift of the first test episodes."""
     rows, arrays = [], {}
     for method, own in runs.items():
-        seen = [asdict(kinetics_of(r, episodes=KINETICS_EPISODES[r.config.preset], device=device)) for r in own]
+        results = [asdict(kinetics_of(r, episodes=KINETICS_EPISODES[r.config.preset], device=device)) for r in own]
         for name in ("offset", "accuracy", "sem"):
-            arrays[f"{method}/{name}"] = torch.tensor([one[name] for one in seen], dtype=torch.float64)
-        for run, one in zip(own, seen, strict=True):
+            arrays[f"{method}/{name}"] = torch.tensor([one[name] for one in results], dtype=torch.float64)
+        for run, one in zip(own, results, strict=True):
             numbers = {name: one[name] for name in ("before", "after", "steps_to_recover")}
             rows.append({"method": method, "seed": run.config.seed, "shifts": max(one["shifts"]), **numbers})
     return Trace(rows, arrays)
@@ -71,8 +71,8 @@ def probe_gate(runs: Runs, device: torch.device) -> Trace:
     The arrays are those of the first seed: for each window its last day, the value on that day and the window's mean;
     and for each day, starting one window earlier, the mean over the windows that contain it.
     """
-    seen = {method: [gates_of_markets(run, device=device) for run in own] for method, own in runs.items()}
-    first = next(iter(seen.values()))[0]
+    by_method = {method: [gates_of_markets(run, device=device) for run in own] for method, own in runs.items()}
+    first = next(iter(by_method.values()))[0]
     markets = sorted(set(first.market_E.tolist()))
     arrays: dict[str, NDArray[Any]] = {
         "market": np.searchsorted(markets, first.market_E),
@@ -81,7 +81,7 @@ def probe_gate(runs: Runs, device: torch.device) -> Trace:
         "known": first.known_ET[:, -1],
         "volatility": first.volatility_ET[:, -1],
     }
-    for method, own in seen.items():
+    for method, own in by_method.items():
         for quantity, x_ET in own[0].norms.items():
             daily = {market: own[0].daily(quantity, market) for market in markets}
             name = f"{method}/{quantity}"
@@ -89,7 +89,7 @@ def probe_gate(runs: Runs, device: torch.device) -> Trace:
             arrays[f"{name}/daily"] = np.concatenate([x for _, x in daily.values()])
             arrays["daily/day"] = np.concatenate([_day_numbers(day) for day, _ in daily.values()])
             arrays["daily/market"] = np.repeat(np.arange(len(markets)), [len(day) for day, _ in daily.values()])
-    rows = [{**row, "markets": markets} for own in seen.values() for one in own for row in one.rows]
+    rows = [{**row, "markets": markets} for own in by_method.values() for one in own for row in one.rows]
     return Trace(rows, {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in arrays.items()})
 
 

@@ -63,10 +63,10 @@ def _reproduce(options: Reproduce, cells: Sequence[Cell], board: Callable[[int],
     results, totals = options.results, StudyOutcome()
     studies = [STUDIES[name] for name in chosen_studies(options.study)]
     totals.missing = list(dict.fromkeys(reason for study in studies for reason in study.missing()))
-    there = measured(results)
-    todo = [cell for cell in cells if not is_done(cell, results, there)]
+    existing = measured(results)
+    todo = [cell for cell in cells if not is_done(cell, results, existing)]
     totals.cells, totals.done_before = len(cells), len(cells) - len(todo)
-    tasks: list[Task] = [*references(cells, there), *jobs(todo, seeds_together=on_gpu(options))]
+    tasks: list[Task] = [*references(cells, existing), *jobs(todo, seeds_together=on_gpu(options))]
     run(tasks, executor_for(options), results, totals, retries=options.retries, board=board)
     if any(study.timed for study in studies):
         time_methods(options, results, totals)
@@ -88,21 +88,21 @@ def measured(results: Results) -> Measured:
     return {(row["domain"], row["task"], row["setting"], row["run"]) for row in results.read("scores")}
 
 
-def is_done(cell: Cell, results: Results, there: Measured) -> bool:
+def is_done(cell: Cell, results: Results, existing: Measured) -> bool:
     """Whether the cell's rows exist, and for every probe its trace or the run folder that it needs."""
-    if cell.identity not in {run for _, _, _, run in there}:
+    if cell.identity not in {run for _, _, _, run in existing}:
         return False
     traces = [trace for probe in cell.probes if (trace := read_trace(results.path, probe))]
     probed = [trace for trace in traces if cell.identity in trace.runs]
     return len(probed) == len(cell.probes) or scores_of(cell, results.runs) is not None
 
 
-def references(cells: Sequence[Cell], there: Measured) -> list[Reference]:
+def references(cells: Sequence[Cell], existing: Measured) -> list[Reference]:
     """One job for each task whose references have no rows yet."""
     missing: dict[str, Reference] = {}
     for cell in cells:
         task, c = Reference(cell=cell), cell.config
-        if task.key not in missing and (c.domain_name, cell.task, c.build_true_domain().setting, "") not in there:
+        if task.key not in missing and (c.domain_name, cell.task, c.build_true_domain().setting, "") not in existing:
             missing[task.key] = task
     return list(missing.values())
 
@@ -175,11 +175,11 @@ def time_methods(options: Reproduce, results: Results, totals: StudyOutcome) -> 
     file = results.path / "efficiency.jsonl"
     if options.domains and efficiency.DOMAIN not in options.domains:
         return
-    here = (options.preset, efficiency.device_name(options.device))
+    place = (options.preset, efficiency.device_name(options.device))
     measure = efficiency.measure_apart if pick_device(options.device).type == "cuda" else efficiency.measure
-    there = {row["method"] for row in results.timings() if (row["preset"], row["device"]) == here}
+    timed = {row["method"] for row in results.timings() if (row["preset"], row["device"]) == place}
     for method in TIMED:
-        if options.filter.wants_method(method) and method not in there:
+        if options.filter.wants_method(method) and method not in timed:
             say(f"timing {method}")
             try:
                 merge(file, measure(method, options.preset, options.device), TIMING_KEY, EFFICIENCY)
@@ -267,8 +267,8 @@ def pairs(groups: Sequence[Group]) -> list[Pair]:
                 seeds = tuple(sorted(a.runs.keys() & b.runs.keys()))
                 if seeds:
                     names = {"method": a.method, "other": b.method, "metric": metric}
-                    ours, theirs = (group.only(seeds).values(metric) for group in (a, b))
-                    difference, low, high, p = paired(ours, theirs, a.block)
+                    a_SE, b_SE = (group.only(seeds).values(metric) for group in (a, b))
+                    difference, low, high, p = paired(a_SE, b_SE, a.block)
                     numbers = {"difference": difference, "low": low, "high": high, "p": p, "p_holm": p}
                     about = {"domain": domain, "task": task, "setting": setting, "n": n, "seeds": seeds}
                     own.append(Pair(**names, **numbers, **about))
@@ -282,9 +282,9 @@ def pairs(groups: Sequence[Group]) -> list[Pair]:
 def plan(options: Reproduce) -> list[dict[str, Any]]:
     """One row per cell that says whether it is done, and a last row with the total."""
     results, gpu = options.results, on_gpu(options)
-    there, rows, left = measured(results), [], {}
+    existing, rows, left = measured(results), [], {}
     for cell in cells_of(options):
-        done = is_done(cell, results, there)
+        done = is_done(cell, results, existing)
         alone = 0.0 if done else seconds(cell, on_gpu=gpu)
         left[cell.identity] = (cell, alone)
         c, changed = cell.config, ", ".join(f"{name}={value}" for name, value in cell.settings)

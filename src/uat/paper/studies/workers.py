@@ -75,12 +75,14 @@ def run_jobs(
 
 
 def _start(place: int, do: Callable[[int, Any], Any], begin: Callable[[int], None]) -> Worker:
-    ours, theirs = _context.Pipe()
-    process = _context.Process(target=_work, args=(place, theirs, do, begin), name=f"uat worker {place}", daemon=True)
+    parent_end, worker_end = _context.Pipe()
+    process = _context.Process(
+        target=_work, args=(place, worker_end, do, begin), name=f"uat worker {place}", daemon=True
+    )
     with _interrupts_held_back():  # inherited, so that only the parent handles Ctrl-C, even while a worker imports
         process.start()
-    theirs.close()
-    return Worker(place, process, ours)
+    worker_end.close()
+    return Worker(place, process, parent_end)
 
 
 @contextlib.contextmanager
