@@ -22,6 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lock": {"files"},
     "settings": set(),
     "rows": {"files", "settings"},
+    "numerics": set(),
     "registry": {"files", "settings"},
     "tensor_files": {"files"},
     "terminal": set(),
@@ -94,6 +95,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "runs",
         "terminal",
         "rows",
+        "numerics",
     },
     "evaluation": {
         *ON_DISK,
@@ -147,6 +149,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "methods",
         "nn",
         "noise",
+        "numerics",
         "recipes",
         "rows",
         "runs",
