@@ -1,4 +1,4 @@
-"""One writer at a time in a folder, and who it is."""
+"""A folder has one writer at a time, and its lock names the writer."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_lock_is_given_back(tmp_path: Path) -> None:
 
 
 def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
-    """Otherwise a lock would empty the file of somebody else."""
+    """Otherwise taking a lock would truncate another file."""
     (tmp_path / "precious").write_text("years of work")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / FILE).symlink_to(tmp_path / "precious")

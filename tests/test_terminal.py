@@ -1,4 +1,4 @@
-"""What commands print: nothing in a file or a setting moves the cursor, fakes a line or fails for want of a letter."""
+"""Output of commands: untrusted text cannot move the cursor, fake a line, or fail for lack of a character."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_without_streams_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trained run, in a folder of a name that no terminal should see."""
+    """A trained run in a folder whose name contains control characters."""
     out = tmp_path_factory.mktemp("runs") / "run \x1b[2J\n\u202e"
     changes = {"domain.horizon": 4, "domain.size": 4, "train.epochs": 1, "train.validation_episodes": 4}
     config = uat.override(uat.recipe("darkroom", "uat", "smoke"), {**changes, "evaluation.episodes": 4})

@@ -103,7 +103,7 @@ def check_settings_class(kind: Any, name: str) -> None:
         raise TypeError(f"{name}={kind.__name__} must be frozen: write @dataclass(frozen=True, kw_only=True)")
     for item in dataclasses.fields(kind):
         if item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING:
-            raise TypeError(f"{kind.__name__}.{item.name} needs a default, so that nobody has to name it")
+            raise TypeError(f"{kind.__name__}.{item.name} needs a default: write '{item.name}: TYPE = VALUE'")
 
 
 def first_sentence(value: Any) -> str:

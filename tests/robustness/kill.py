@@ -1,4 +1,4 @@
-"""Kill trainings, grids and sessions at random moments, go on with each, and compare with twins that nobody killed.
+"""Kill trainings, studies and sessions at random moments, resume each, and compare with undisturbed twins.
 
     python -m tests.robustness.kill --kills 100 --seed 0
 
@@ -39,36 +39,36 @@ from uat.files import is_temporary
 from uat.spec import Discrete, Spec, Vector
 
 SHARES = {"training": 0.45, "session": 0.25, "grid": 0.15, "worker": 0.15}
-"""Which part of all kills is of which kind."""
+"""Share of each kind of kill."""
 IN_A_ROW = 3
-"""The most kills of one training, grid or session before it may come to its end."""
+"""Maximum number of kills of one training, study or session before it may finish."""
 FRESH = 0.15
-"""The share of kills of new interpreters, which may come while they import."""
+"""Share of kills of new interpreters, which may happen during imports."""
 OWN = {"manifest.json", "timing.jsonl", ".lock", "session.pickle"}
-"""Files that name the process or hold wall times; and pickles, which also tell which objects are one."""
+"""Files that contain process ids or wall times, and pickles, which depend on object identity."""
 SMALL = ["domain.horizon=5", "domain.size=4", "train.batch_size=4", "train.validate_every=1"]
 SMALL += ["train.validation_episodes=4", "train.patience=1000"]
 TRAININGS = {"uat": 25, "vanilla": 40, "adt": 30, "uat-no-kv": 25}
-"""Methods, and for how many epochs each trains: a second or less."""
+"""Methods, with the number of epochs that each trains in a second or less."""
 GRID = [*SMALL, "evaluation.episodes=4"]
 SESSIONS = (2, 9)
-"""Streams: a few take the fast step, many the cached one."""
+"""Numbers of streams: few use the fast step, many the cached one."""
 
 
 @dataclass(slots=True)
 class Row:
-    """What came of the kills of one kind."""
+    """Results of the kills of one kind."""
 
     kind: str
     kills: int = 0
     resumed: int = 0
     differences: list[str] = field(default_factory=list)
     left_over: int = 0
-    """Temporary files that a kill left and nobody removed."""
+    """Temporary files left behind by a kill."""
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """All files of a folder that must be the same whoever made them."""
+    """All files of a folder that must not depend on interruptions."""
     files = [file for file in folder.rglob("*") if file.is_file() and not is_temporary(file)]
     names = {str(file.relative_to(folder)): file for file in files if file.name not in OWN}
     return {name: file.read_bytes() for name, file in sorted(names.items()) if not name.startswith("failures")}
@@ -79,7 +79,7 @@ def left_over(folder: Path) -> list[str]:
 
 
 def difference(folder: Path, twin: Path) -> str | None:
-    """The first file that is not as the twin's, in words."""
+    """Describe the first file that differs from the twin's."""
     own, other = content(folder), content(twin)
     for name in sorted(own.keys() | other.keys()):
         if own.get(name) != other.get(name):
@@ -89,7 +89,7 @@ def difference(folder: Path, twin: Path) -> str | None:
 
 
 class Campaign:
-    """Kills of every kind in one folder; what they came to is in `rows`."""
+    """Runs kills of every kind in one folder; `rows` holds the results."""
 
     def __init__(self, folder: Path, seed: int, say: Callable[[str], None] = lambda line: None) -> None:
         self.folder, self.seed, self.say = folder, seed, say
@@ -101,13 +101,13 @@ class Campaign:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Whatever happened, none of its processes lives on."""
+        """Make sure that none of the processes survives."""
         for process in self._started:
             if process.code is None:
                 process.kill()
 
     def run(self, kind: str, kills: int) -> None:
-        """So many kills of one kind."""
+        """Run this number of kills of one kind."""
         rng, row = random.Random(f"{self.seed} {kind}"), self.rows[kind]
         for _ in range(5 + 3 * kills):  # some end before the kill comes: another one is started
             if row.kills >= kills:
@@ -118,7 +118,7 @@ class Campaign:
         if row.kills < kills:
             row.differences.append(f"{kind}: only {row.kills} of {kills} kills met a process that was still running")
 
-    # ------------------------------------------------------------ what is killed
+    # ------------------------------------------------------------ kinds of kills
 
     def training(self, rng: random.Random, row: Row, most: int) -> None:
         method = rng.choice(list(TRAININGS))
@@ -132,7 +132,7 @@ class Campaign:
         self._chain(rng, row, most, "grid", self.reproduce)
 
     def worker(self, rng: random.Random, row: Row, most: int) -> None:
-        """Kill one worker of each grid, and let the grid come to its end; then the same command does the rest."""
+        """Kill one worker of each study and let the study finish; the same command then does the rest."""
         twin, seconds = self.twin("grid", self.reproduce)
         folder = self._new_folder("worker")
         for _ in range(most):
@@ -153,7 +153,7 @@ class Campaign:
     def _chain(
         self, rng: random.Random, row: Row, most: int, name: str, arguments: Callable[[Path], Sequence[Any]]
     ) -> None:
-        """Start, kill, start again, ..., and compare what there is in the end."""
+        """Start, kill, start again, ..., and compare the final results."""
         twin, seconds = self.twin(name, arguments)
         folder, done = self._new_folder(name), False
         for _ in range(most):
@@ -209,7 +209,7 @@ class Campaign:
         return self._started[-1]
 
     def twin(self, name: str, arguments: Callable[[Path], Sequence[Any]]) -> tuple[Path, float]:
-        """The folder that the same command leaves if nobody kills it, and how many seconds that took."""
+        """The folder that the same command writes without kills, and how many seconds that took."""
         if name not in self.twins:
             self.start(["uat", "--version"], fresh=False).wait()  # the server of forks has imported everything by now
             folder, since = self.folder / "twins" / name, time.monotonic()
@@ -232,7 +232,7 @@ def survivors(processes: dict[int, str]) -> list[int]:
 
 
 def kill_by_id(pid: int) -> bool:
-    """Kill a process; False if it had ended."""
+    """Kill a process; return False if it had already ended."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -241,7 +241,7 @@ def kill_by_id(pid: int) -> bool:
 
 
 def complaint(code: int, said: str, killed: bool) -> str | None:
-    """What is wrong with the end of a grid one of whose workers was killed."""
+    """Describe what is wrong after a study whose worker was killed; None if nothing is."""
     try:
         summary = json.loads(said[said.index("\n{\n") :] if not said.startswith("{") else said)
     except ValueError:
@@ -258,7 +258,7 @@ def complaint(code: int, said: str, killed: bool) -> str | None:
 
 
 def shares(kills: int) -> dict[str, int]:
-    """How many kills of each kind; the first takes what is left."""
+    """Number of kills of each kind; the first kind takes the remainder."""
     found = {kind: int(kills * share) for kind, share in SHARES.items()}
     found["training"] += kills - sum(found.values())
     return found

@@ -1,4 +1,4 @@
-"""What a process does that is going to be killed: a command of `uat`, or the decisions of a session.
+"""Run in a process that will be killed: a command of `uat`, or the decisions of a session.
 
 Every validation leaves a checkpoint here, where a real training leaves one every few seconds: so kills come between
 checkpoints and in the middle of them. TensorBoard, which takes long to import, is not looked for.
@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 EVERY = 7
-"""Steps of a session from one snapshot to the next."""
+"""Steps between two snapshots of a session."""
 EPISODE = 20
-"""Steps until one stream of a session begins again."""
+"""Steps after which one stream of a session restarts."""
 
 
 def prepare() -> None:
@@ -45,7 +45,7 @@ def main(words: Sequence[str], log: str | None = None) -> None:
 
 
 def decide(folder: Path, policy: Path, *, streams: int, steps: int) -> None:
-    """Play a session and go on where its last snapshot left it.
+    """Play a session, starting from its last snapshot.
 
     The folder holds the policy that the session plays, its decisions (one line per step) and a snapshot: how many
     steps are done, and the pickled session.
@@ -74,7 +74,7 @@ def decide(folder: Path, policy: Path, *, streams: int, steps: int) -> None:
 
 
 def what_is_seen(step: int, streams: int, session: object) -> tuple[object, object]:
-    """Observations and rewards of a step: numbers that hang on the step alone."""
+    """Observations and rewards of a step, which depend only on the step."""
     import numpy as np
 
     draw = np.random.default_rng(step)

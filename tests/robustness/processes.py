@@ -1,4 +1,4 @@
-"""Processes that a test starts and kills, by their ids alone."""
+"""Processes that a test starts and kills by their ids."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import uat
 from tests.robustness import killed
 
 SECONDS = 240.0
-"""More than any of this takes: a wait that comes to its end is a failure."""
+"""Timeout, longer than any of these processes should take."""
 ROOT = Path(killed.__file__).parents[2]
 
 
 class Started:
-    """A process that runs `killed.main` with these arguments and writes both its outputs to a file.
+    """A process that runs `killed.main` with these arguments and writes its two output streams to a file.
 
     fresh: a new interpreter, which imports everything first. Otherwise the process is forked from a server that has
     imported everything, so that most kills come in the middle of the work.
@@ -46,7 +46,7 @@ class Started:
         return self.process.poll() if isinstance(self.process, subprocess.Popen) else self.process.exitcode
 
     def wait(self) -> int:
-        """The exit code, once there is one."""
+        """Wait for the process to end; return its exit code."""
         wait_for(f"the end of process {self.pid}", lambda: self.code is not None)
         assert self.code is not None
         return self.code
@@ -57,7 +57,7 @@ class Started:
             os.kill(self.pid, number)
 
     def kill(self) -> bool:
-        """Kill the process; whether that is how it ended."""
+        """Kill the process; return whether the kill ended it."""
         self.send(signal.SIGKILL)
         return self.wait() == -signal.SIGKILL
 
@@ -89,7 +89,7 @@ def wait_for(what: str, condition: Callable[[], bool], seconds: float = SECONDS)
 
 
 def _stat(pid: int) -> list[str]:
-    """What /proc says of a process after its name: state, parent, ...; nothing if there is no such process."""
+    """Fields of /proc/PID/stat after the name: state, parent, ...; empty if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -101,18 +101,18 @@ def alive(pid: int) -> bool:
 
 
 def born(pid: int) -> str:
-    """When a process started: with its id that names it, as ids are used again."""
+    """Start time of a process, which identifies it together with its id, since ids are reused."""
     return (_stat(pid) or [""] * 20)[19]
 
 
 def children(pid: int) -> dict[int, str]:
-    """The processes that a process has started and that are alive: their ids, and when they were born."""
+    """Living child processes of a process: their ids and start times."""
     every = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
     return {one: born(one) for one in every if alive(one) and (_stat(one) or ["", ""])[1] == str(pid)}
 
 
 def workers(pid: int) -> list[int]:
-    """Those of a grid's children that do its jobs."""
+    """Child processes of a study that run its jobs."""
     return sorted(one for one in children(pid) if b"spawn_main" in _command(one))
 
 

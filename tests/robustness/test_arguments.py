@@ -1,4 +1,4 @@
-"""Arguments of `load`, `save`, `train` and their like: a wrong one is refused by its name, and nothing is written."""
+"""Wrong arguments of `load`, `save`, `train` and similar functions are refused by name, and nothing is written."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from uat.files import check_path
 
 
 class Odd:
-    """Raises whatever it is asked."""
+    """Raises an error for every operation."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no name")
 
 
 class PathThatRaises:
-    """Has a path, and raises when asked for it."""
+    """A path-like object that raises an error when its path is read."""
 
     def __fspath__(self) -> str:
         raise OSError("no path")
@@ -45,7 +45,7 @@ NO_PATHS: dict[str, Any] = {
     "long": "x" * 300,
     "surrogate": "\ud800",
 }
-"""What cannot be the name of a file or folder."""
+"""Values that cannot be the name of a file or folder."""
 
 
 def policy(method: str = "uat") -> Any:
@@ -66,7 +66,7 @@ TAKE_PATHS: dict[str, Callable[[Any], Any]] = {
     "source": lambda path: uat.train(uat.recipe("darkroom", "uat", "quick"), "out", source=not_none(path)),
     "train_together": lambda path: uat.train_together([uat.recipe("darkroom", "uat", "quick")], [path]),
 }
-"""Everything that takes a path."""
+"""All functions that take a path."""
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Several processes on one folder: each comes to its end, or says in one line who holds the folder."""
+"""Several processes on one folder: each finishes, or prints one line that names the process with the lock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EPOCHS = 12
 
 
 def check_end(process: Started) -> bool:
-    """Whether a process did what it was asked; if not, it must have said who holds the folder."""
+    """Whether a process finished its work; otherwise it must have named the process with the lock."""
     code, said = process.wait(), process.said
     assert "Traceback" not in said
     if code == 0:
@@ -42,7 +42,7 @@ def test_two_trainings(seeds: tuple[int, int], tmp_path: Path) -> None:
 
 
 def test_a_grid_and_a_report(tmp_path: Path) -> None:
-    """The folder has rows of a smaller grid already, so that there is something to report."""
+    """The folder already has rows of a smaller study, so that a report is possible."""
     with Campaign(tmp_path, 0) as campaign:
         folder, twin = tmp_path / "grid", tmp_path / "twin"
         grids = {out: campaign.reproduce(out, workers=1, epochs=3) for out in (folder, twin)}

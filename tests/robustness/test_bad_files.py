@@ -1,4 +1,4 @@
-"""Files that somebody else may have made: each reader meets each damage with one sentence that names the file."""
+"""Untrusted files: every reader refuses every kind of damage with one sentence that names the file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from uat.paper.studies.work import Note
 
 
 def refused(call: Callable[[], Any], path: Path) -> str:
-    """What was said, if it is one sentence of ours with the file's name."""
+    """The error message, checked to be one of our sentences with the file's name."""
     with pytest.raises(FileError) as caught:
         call()
     said = str(caught.value)
@@ -79,7 +79,7 @@ def packed(arrays: dict[str, Any]) -> bytes:
 
 
 def of_members(members: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> bytes:
-    """An archive with just these members, whatever they are."""
+    """An archive with exactly these members, valid or not."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", method) as file:
         for name, data in members.items():
@@ -88,7 +88,7 @@ def of_members(members: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) ->
 
 
 def array_bytes(header: bytes, data: bytes = b"") -> bytes:
-    """A member with a header that nobody would write."""
+    """A member with a false header."""
     return npy.MAGIC_PREFIX + b"\x01\x00" + len(header).to_bytes(2, "little") + header + data
 
 
@@ -98,13 +98,13 @@ def with_first(change: Callable[[np.ndarray], Any]) -> Callable[[dict[str, Any]]
 
 
 def all_encrypted(content: bytes) -> bytes:
-    """With the flag of encryption in every entry of the directory."""
+    """The archive with the encryption flag set in every entry of its directory."""
     at = content.find(b"PK\x01\x02")
     return content[: at + 8] + b"\x01" + content[at + 9 :]
 
 
 def damaged_inside(content: bytes) -> bytes:
-    """Compressed bytes that mean nothing."""
+    """The archive with invalid compressed bytes."""
     at = content.find(b"PK\x03\x04", 4) - 40
     return content[:at] + bytes(255 - x for x in content[at : at + 30]) + content[at + 30 :]
 
@@ -213,7 +213,7 @@ def test_flipped_bits_are_refused_or_harmless(reader: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("reader", READERS)
 def test_a_bomb_is_refused_before_it_is_unpacked(reader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """2 GiB in a file of 2 MiB: its directory says so, and nothing is inflated to find out."""
+    """2 GiB in a file of 2 MiB are refused from its directory, without decompressing anything."""
     path = tmp_path / "x.npz"
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("x.npy", bytes(2**21))
@@ -404,7 +404,7 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
 
 @pytest.mark.parametrize("writer", WRITERS)
 def test_writing_keeps_the_mode_and_follows_no_symbolic_link(writer: str, tmp_path: Path) -> None:
-    """Names that writers used for what is not finished yet, and the file itself, lead elsewhere."""
+    """Symbolic links in place of the file, or of temporary names that writers used, are not followed."""
     victim, file = tmp_path / "victim", tmp_path / "x.json"
     victim.write_text("precious")
     file.write_text("old")

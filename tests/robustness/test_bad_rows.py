@@ -1,4 +1,4 @@
-"""Rows, traces and notes that somebody else may have written: one sentence with the file, whatever they hold."""
+"""Untrusted rows, traces and notes: every bad value is refused with one sentence that names the file."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ WRONG: list[Any] = [
     {},
     [[]],
 ]
-"""Values that no column of numbers, names or text has; some columns may hold one of them."""
+"""Values that are invalid in columns of numbers, names or text; some columns accept one of them."""
 LINES = {
     "no JSON": "{",
     "a list": "[1, 2]",
@@ -173,7 +173,7 @@ def test_rows_with_a_path_for_a_name_are_neither_read_nor_written(column: str, t
 
 
 def test_a_run_whose_rows_name_another_folder_writes_nothing_there(tmp_path: Path, capsys: Captured) -> None:
-    """The rows of a run folder become those of a study without being scored anew."""
+    """A study uses the rows of a run folder without scoring the run again."""
     out = tmp_path / "a" / "results"
     argv = ["reproduce", "main", "--preset", "smoke", "--domains", "darkroom", "--tasks", "cyclic", "--methods", "uat"]
     argv += ["--set", *TINY, "--out", str(out), "--workers", "1", "--device", "cpu", "--no-report"]
@@ -192,7 +192,7 @@ TINY = ("domain.horizon=5", "domain.size=4", "train.epochs=2", "train.validate_e
 
 
 def test_a_metric_of_any_name_becomes_a_table_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Markets of a user may be called anything; their metrics are parts of tables' names."""
+    """A user's markets may have any name, and their metrics are parts of the names of tables."""
     pytest.importorskip("matplotlib")
     monkeypatch.setattr("uat.paper.report.writing.DRAWINGS", ())
     folder = tmp_path / "a" / "paper"
@@ -274,7 +274,7 @@ ODD_LINES = [*LINES.values(), '{"epoch": "1"}', '{"epoch": -1}', '{"epoch": 1.5}
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of before checksums of logs, so that nothing but the rows themselves can tell."""
+    """A run from before log checksums, where only the rows themselves reveal the damage."""
     config = override(recipe("darkroom", "uat", "smoke"), settings_of(TINY))
     run = train(config, tmp_path_factory.mktemp("runs") / "run", device="cpu")
     evaluate(run, device="cpu")
@@ -366,7 +366,7 @@ def test_a_config_that_is_none_gets_one_sentence_from_every_command(
 
 
 def test_a_manifest_of_anything_is_never_read(folder: Path) -> None:
-    """It is for people: resuming neither needs nor parses it."""
+    """The file is for people: resuming neither needs nor parses it."""
     (folder / "manifest.json").write_text("[" * 100_000)
     train(Run.open(folder).config, folder, resume=True, device="cpu")
 

@@ -1,4 +1,4 @@
-"""The first inputs of every family of the campaign, and the campaign itself: it sees what is broken."""
+"""The first inputs of every family of the fuzzing campaign, and tests that the campaign detects faults."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_first_inputs_are_taken_or_refused(
 
 
 class Bad:
-    """A family whose inputs do what none may."""
+    """A family whose inputs have forbidden effects."""
 
     name, share = "bad", 1.0
 

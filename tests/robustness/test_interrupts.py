@@ -25,14 +25,14 @@ def mapped(pid: int, library: str) -> bool:
 
 
 def stopped(said: str) -> bool:
-    """Whether progress is followed by one line that says it was stopped, and nothing else was said."""
+    """Whether progress is followed by one line about the interruption, and by nothing else."""
     *before, last = said.splitlines()
     return last.startswith("uat: stopped") and all(": epoch " in line or line.startswith("[") for line in before)
 
 
 @pytest.mark.parametrize("library", ["libtorch_cpu", "_multiarray_umath"])
 def test_while_the_command_line_is_imported(library: str, tmp_path: Path) -> None:
-    """The training would take hours: nothing else can end it, whichever moment the signal meets."""
+    """The training would take hours, so only the signal can end it, at any moment."""
     command = ["-m", "uat", "train", "darkroom", "--train.epochs", "100000", "--out", str(tmp_path / "run")]
     child = subprocess.Popen(
         [sys.executable, *command],

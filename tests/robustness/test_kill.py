@@ -27,7 +27,7 @@ def test_what_was_killed_and_resumed_equals_what_was_not(kind: str, campaign: Ca
 
 
 def test_no_worker_outlives_a_killed_grid_and_the_rest_is_done_later(campaign: Campaign, tmp_path: Path) -> None:
-    """The twin has no workers: who does the jobs changes no number."""
+    """The twin has no workers, which must not change any number."""
     killed, twin = tmp_path / "killed", tmp_path / "twin"
     with campaign:
         process = campaign.start(campaign.reproduce(killed, epochs=4), fresh=False)

@@ -1,4 +1,4 @@
-"""What is refused before it takes memory, time or a device that is not there."""
+"""Requests for too much memory or time, or for a missing device, are refused in advance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every dataclass of settings, found by itself, is asked the same: a value that is none is refused by its name."""
+"""Every dataclass of settings, collected automatically, refuses invalid values and names the field."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ import uat
 from uat.settings import Between, checked, field_types, shown
 
 NOT_LOADED = re.compile(r"triton|kernel|\.files$|__main__")
-"""Modules that need more than the core; they hold no settings."""
+"""Modules that need more than the core dependencies and have no settings."""
 
 
 def settings_classes() -> list[type[Any]]:
-    """Dataclasses whose fields a user sets: those called configs, and the flags of every command."""
+    """Dataclasses whose fields users set: configs, and the flags of every command."""
     found: dict[type[Any], None] = {}
     for module in pkgutil.walk_packages(uat.__path__, "uat."):
         if NOT_LOADED.search(module.name):
@@ -45,11 +45,11 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "Reproduce": {"study": "main"},
     "ReproduceAndReport": {"study": "main"},
 }
-"""Fields without defaults."""
+"""Values for fields without defaults."""
 
 
 def buildable(kind: type[Any]) -> Any:
-    """Something of this class, as a user has it without further wishes."""
+    """An instance of this class with default settings."""
     if kind is uat.RunConfig:
         return uat.recipe("darkroom", "uat", "smoke")
     try:
@@ -89,7 +89,7 @@ NO_SECTION = [None, 5, "x", {}, torch.zeros(2), uat.FeedbackConfig]
 
 
 def bare(hint: Any) -> Any:
-    """The type without bounds; of a tuple, and of what may be None, that within."""
+    """The type without bounds; for tuples and optional types, the type inside."""
     while typing.get_args(hint) and typing.get_origin(hint) is not Literal:
         hint = typing.get_args(hint)[0]
     return hint

@@ -1,4 +1,4 @@
-"""Values of a kind that nobody meant are refused by the argument's name, and one that slips through does not stay."""
+"""Invalid values are refused with the argument's name, and a value that slips through has no lasting effect."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from uat.serving.session import Session
 
 
 class Raising:
-    """An array of somebody else's."""
+    """An array of a foreign class."""
 
     def __array__(self, *args: Any, **named: Any) -> Any:
         raise RuntimeError("not\nhere")
 
 
 def of_no_plain_numbers(shape: tuple[int, ...]) -> dict[str, Any]:
-    """Values of the right shape, where they have one, that hold no plain numbers."""
+    """Values that have the right shape (if any) but do not hold plain numbers."""
     ones = torch.ones(shape)
     cut = np.ma.masked_array(np.ones(shape), mask=np.ones(shape, dtype=bool))
     with warnings.catch_warnings():
@@ -57,7 +57,7 @@ def of_no_plain_numbers(shape: tuple[int, ...]) -> dict[str, Any]:
         "deep": [[[[[[1.0]]]]]],
         "with a None": [[None] * 5] * 2,
         "huge integers": [[10**400] * 5] * 2,
-        "somebody else's": Raising(),
+        "a foreign class": Raising(),
         "list of meta tensors": [ones.to("meta")],
     }
 
@@ -96,12 +96,12 @@ def test_steps_of_no_plain_numbers_are_refused_by_name_and_leave_no_trace(name: 
 
 
 def assert_same_thoughts(session: Session, untouched: Session, told: dict[str, Any]) -> None:
-    """Weights show every bit of what a session remembers; ids are compared over some steps."""
+    """Compare sessions: weights reveal every bit of their memory; ids are compared over several steps."""
     for _ in range(4):
         assert torch.equal(session.act(**told), untouched.act(**told))
 
 
-# ---------------------------------------------------------------- numbers beyond what is computed with
+# ---------------------------------------------------------------- numbers out of range
 
 TOO_LARGE = (1e39, 1e300, -1e39, 1e20, 1.01e12, np.inf, -np.inf, np.nan)
 LARGE = (MOST_NUMBER, -MOST_NUMBER, 1e-45, -0.0)
@@ -115,7 +115,7 @@ every_path = pytest.mark.parametrize("path", ["fast", "cached"])
 @every_path
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 def test_numbers_that_float32_does_not_square_are_refused(path: Any, name: str, number: float, kind: Any) -> None:
-    """Also by a session that has gone on for some steps, which then goes on as if nothing had been said."""
+    """A session that has run for some steps also refuses the value, and then continues unchanged."""
     policy = build_random("uat", WEIGHTS, dtype=torch.float32)
     session, untouched = (Session(policy, streams=2, path=path) for _ in range(2))
     told = {"obs": np.ones((2, 5)), "reward": np.full(2, 0.5)}
@@ -142,7 +142,7 @@ def test_logs_beyond_float32_are_refused(name: str, number: float) -> None:
 
 
 def test_a_reward_is_judged_as_it_is_told() -> None:
-    """Scaled: 1e-6 of the largest number is too much where rewards reach the policy a million times as large."""
+    """Rewards are checked after scaling: with a scale of a million, 1e-6 of the largest number is too large."""
     spec = replace(WEIGHTS, reward_scale=1e7)
     session = Session(build_random("uat", spec, dtype=torch.float32))
     session.act(np.ones((1, 5)))
@@ -154,7 +154,7 @@ def test_a_reward_is_judged_as_it_is_told() -> None:
 @pytest.mark.parametrize("method", [m for m, entry in METHODS.items() if not entry.changes])
 @pytest.mark.parametrize("number", LARGE)
 def test_the_largest_numbers_that_are_taken_do_no_harm(method: str, number: float) -> None:
-    """Neither in the answer to them nor in later ones, in any method."""
+    """In every method, the answer to the largest accepted numbers and all later answers stay finite."""
     spec = next((spec for spec in SPECS.values() if METHODS[method].policy.refusal(spec) is None), None)
     if spec is None or spec.obs == uat.Items(11):
         pytest.skip("observes no numbers")
@@ -174,7 +174,7 @@ def test_the_largest_numbers_that_are_taken_do_no_harm(method: str, number: floa
 @every_path
 @pytest.mark.parametrize("spec", [SPECS["vector-weights"], SPECS["vector-discrete"]], ids=["weights", "ids"])
 def test_an_answer_that_is_not_finite_is_refused_and_forgotten(spec: uat.Spec, path: Any) -> None:
-    """Weights may be so large that a harmless observation overflows: the session says so, and begins anew."""
+    """If weights are so large that an ordinary observation overflows, the session reports it and restarts."""
     policy = build_random("vanilla", spec, dtype=torch.float32)
     with torch.no_grad():
         policy.get_parameter("backbone.encoder.linear.weight")[::2, 0] = 1e38
@@ -190,7 +190,7 @@ def test_an_answer_that_is_not_finite_is_refused_and_forgotten(spec: uat.Spec, p
 @every_path
 @pytest.mark.parametrize("spec", [SPECS["vector-weights"], SPECS["vector-discrete"]], ids=["weights", "ids"])
 def test_an_answer_of_minus_infinity_in_one_stream_is_refused(spec: uat.Spec, path: Any) -> None:
-    """Of such logits, ids would be the first one and weights NaN, while the other stream has numbers."""
+    """Logits that are all -inf would give the id 0 or NaN weights, while the other stream has finite values."""
     policy, obs = build_random("vanilla", spec, dtype=torch.float32), np.eye(5)[:2]
     h_BD: list[torch.Tensor] = []
     hook = policy.get_submodule("backbone.last_norm").register_forward_hook(
@@ -279,7 +279,7 @@ def test_streams_that_cannot_be_meant_do_not_restart(streams: Any, sentence: str
 
 @pytest.fixture(scope="module")
 def long() -> Policy:
-    """A policy that takes a million steps, so that memory is what runs out first."""
+    """A policy with room for a million steps, so that memory is the first limit."""
     return build_random("uat", SPEC, dtype=torch.float32, max_positions=1_000_000)
 
 

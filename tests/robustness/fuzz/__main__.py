@@ -1,4 +1,4 @@
-"""`python -m tests.robustness.fuzz`: the campaign, its table, and exit code 1 if an input broke something."""
+"""`python -m tests.robustness.fuzz`: run the campaign, print its table, and exit with 1 if an input found a fault."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FAMILIES: tuple[type[Family], ...] = (Commands, RunFolders, ResultFolders, DataF
 
 
 def prepared(names: Sequence[str], home: Path) -> list[Family]:
-    """The families with what their inputs are made of."""
+    """All families, with the material of their inputs."""
     found = [kind() for kind in FAMILIES if not names or kind.name in names]
     for family in found:
         folder = home / "made" / family.name
@@ -38,7 +38,7 @@ def prepared(names: Sequence[str], home: Path) -> list[Family]:
 
 
 def table(judged: Sequence[Judged]) -> str:
-    """Per family and in total: tried, refused, taken, broken."""
+    """Numbers of inputs per family and in total: tried, refused, accepted, broken."""
     count = Counter((name, one.verdict.kind) for one in judged for name in (one.case.family, "in total"))
     names = [*dict.fromkeys(one.case.family for one in judged), "in total"]
     seconds = {name: sum(one.seconds for one in judged if name in (one.case.family, "in total")) for name in names}

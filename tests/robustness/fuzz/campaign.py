@@ -1,4 +1,4 @@
-"""The campaign: inputs of all families, each judged in a worker that may neither hang nor take the memory.
+"""Run the campaign: inputs of all families, each in a worker with limits of time and memory.
 
 A worker is a fork of this process. An alarm stops an input that takes too long, and a limit on memory one that takes
 too much; a worker that does not answer at all is killed, and another goes on behind the input that it was at.
@@ -25,28 +25,28 @@ from typing import Any, Protocol
 from tests.robustness.fuzz.verdict import Input, TooSlowError, Verdict
 
 SECONDS, SILENCE = 20, 120
-"""Processor time that one input may take, and how long its worker may stay silent, asleep or on a busy machine."""
+"""Limits of an input's CPU time, and of the time without an answer of its worker (asleep, or on a busy machine)."""
 BYTES = 2 * 2**30
-"""What one input may take beyond what the worker has."""
+"""Limit of the memory that one input may take in addition to the worker's own."""
 
 
 class Family(Protocol):
     name: str
     share: float
-    """Of all inputs."""
+    """Share of all inputs."""
 
     def prepare(self, folder: Path) -> None:
-        """Make what its inputs are made of, once."""
+        """Create the material of its inputs, once."""
         ...
 
     def draw(self, random: random.Random, folder: Path) -> Input:
-        """An input; `folder` is its own, and empty."""
+        """Draw an input; `folder` is its own empty folder."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Names an input, so that it can be made again."""
+    """Identifies an input, so that it can be reproduced."""
 
     family: str
     seed: int
@@ -65,7 +65,7 @@ class Judged:
 
 
 def cases(families: Sequence[Family], inputs: int, seeds: int) -> list[Case]:
-    """So many inputs in all, shared out among families and seeds."""
+    """Distribute this number of inputs over families and seeds."""
     total, found = sum(family.share for family in families), []
     for family in families:
         count = max(1, round(inputs * family.share / total))
@@ -77,7 +77,7 @@ def cases(families: Sequence[Family], inputs: int, seeds: int) -> list[Case]:
 
 
 def judge(family: Family, case: Case, home: Path) -> tuple[str, Verdict]:
-    """Draw the input and ask; nothing but its own folder may change."""
+    """Draw and run an input, and check that only its own folder changes."""
     folder = home / "input" / "inside"
     shutil.rmtree(folder.parent, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -100,7 +100,7 @@ def judge(family: Family, case: Case, home: Path) -> tuple[str, Verdict]:
 
 
 def everything(home: Path, but: Path) -> dict[str, tuple[int, int]]:
-    """Size and time of all files, but those of one folder."""
+    """Size and modification time of all files except those of one folder."""
     found: dict[str, tuple[int, int]] = {}
     for place, folders, files in os.walk(home):
         folders[:] = [name for name in folders if os.path.join(place, name) != str(but)]  # noqa: PTH118
@@ -114,7 +114,7 @@ def everything(home: Path, but: Path) -> dict[str, tuple[int, int]]:
 
 
 def run(families: Sequence[Family], wanted: Sequence[Case], home: Path, bytes_: int = BYTES) -> Iterator[Judged]:
-    """Judge the inputs, in their order."""
+    """Run the inputs in order, and yield their verdicts."""
     by_name, at = {family.name: family for family in families}, 0
     while at < len(wanted):
         worker, answers = start(partial(work, by_name, wanted[at:], home, bytes_))
@@ -138,7 +138,7 @@ def run(families: Sequence[Family], wanted: Sequence[Case], home: Path, bytes_: 
 
 
 def start(what: Callable[[], Iterator[list[Any]]]) -> tuple[int, Any]:
-    """A fork that does this; its id, and where it answers."""
+    """Fork a process that runs this; return its id and the connection for its answers."""
     reading, writing = os.pipe()
     child = os.fork()
     if child:
@@ -153,7 +153,7 @@ def start(what: Callable[[], Iterator[list[Any]]]) -> tuple[int, Any]:
 
 
 def work(families: dict[str, Family], wanted: Sequence[Case], home: Path, bytes_: int) -> Iterator[list[Any]]:
-    """What a worker answers of each input."""
+    """A worker's answers to each input."""
     signal.signal(signal.SIGPROF, too_slow)
     limit_memory(bytes_)
     for case in wanted:
@@ -174,7 +174,7 @@ def too_slow(_: int, frame: Any) -> None:
 
 
 def limit_memory(bytes_: int) -> None:
-    """No more than so many bytes beyond what this process has by now."""
+    """Limit the memory of this process to its present size plus this many bytes."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + bytes_
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))

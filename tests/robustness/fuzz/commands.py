@@ -1,4 +1,4 @@
-"""The command line, inside one process: every verb with hostile values in its flags, names and paths."""
+"""Fuzz the command line within one process: every verb with hostile values in flags, names and paths."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from uat.paper.studies.grids import STUDIES
 
 Argv = list[str]
 LONG_BUT_RIGHT = ("train.epochs", "train.patience", "train.validate_every", "train.warmup")
-"""Settings whose largest values ask for a long training, and get it."""
+"""Settings whose largest values are valid and would cause a long training."""
 LONG = ("1000", "65536", "1000000", "1e12")
-"""Words that are left out where they ask for that much work, within memory."""
+"""Arguments that are left out because they would cause too much work within the memory limit."""
 SMALL: dict[str, dict[str, Any]] = {
     "darkroom": TINY,
     "sepsis": {"domain.horizon": 20, "train.epochs": 1, "train.batch_size": 4, "train.validation_episodes": 4},
     "markets": {"domain.days": 150, "domain.horizon": 5, "train.epochs": 1, "train.batch_size": 4},
     "movielens": {"domain.users": 60, "domain.items": 300, "domain.horizon": 5, "train.epochs": 1},
 }
-"""What makes a real training a matter of tenths of a second."""
+"""Arguments that limit a real training to tenths of a second."""
 
 
 class Commands:
@@ -55,12 +55,12 @@ class Commands:
         return ["list", random.choice(["methods", "recipes", *WORDS]), *more(random, ["--json"])], nothing
 
     def words(self, random: Random, folder: Path) -> tuple[Argv, Any]:
-        """Anything at all, as long as nothing is trained by it."""
+        """Any arguments that do not start a training."""
         verbs = ["list", "evaluate", "audit", "report", "data", "", "--version", "tain", *WORDS]
         return [random.choice(verbs), *random.choices(WORDS, k=random.randrange(4))], nothing
 
     def dry(self, random: Random, folder: Path) -> tuple[Argv, Any]:
-        """A training that is only shown: any setting may be anything."""
+        """A training with a dry run, where any setting may have any value."""
         domain, method, preset = names(random)
         argv = ["train", domain, "--method", method, "--preset", preset, "--dry-run"]
         flags = flags_of(domain, method)
@@ -110,7 +110,7 @@ class Commands:
         return [*argv, *hostile(random, [*flags, "--device", "--preset", "--domains", "--address", "--set"])], nothing
 
     def data(self, random: Random, folder: Path) -> tuple[Argv, Any]:
-        """Nothing is fetched: the names of published data are left out."""
+        """Commands on data, without names of published data, so that nothing is downloaded."""
         file = shutil.copy(self.file, folder / "us.csv")
         verb = random.choice(["check", "check", "prepare", "fetch", random.choice(WORDS)])
         name = random.choice(["markets", "movielens", *WORDS]) if verb != "fetch" else random.choice(WORDS)
@@ -119,7 +119,7 @@ class Commands:
         return ["data", verb, name, path, *(["--out", out] if random.random() < 0.5 else [])], nothing
 
     def bench(self, random: Random, folder: Path) -> tuple[Argv, Any]:
-        """Whatever it measures is tiny, and is refused most often."""
+        """Benchmarks of tiny sizes, most of which are refused."""
         argv = ["bench", "--quick", "--cases", "step", "--repeats", "1", "--methods", "vanilla"]
         flags = ["--cases", "--methods", "--device", "--precision"]
         return [*argv, random.choice(flags), random.choice([word for word in WORDS if word != "cpu"])], nothing
@@ -129,7 +129,7 @@ class Commands:
         return ["demo", "--out", "demo", "--device", random.choice(words), *hostile(random, ["--seed"])], nothing
 
     def run_in(self, random: Random, folder: Path) -> str:
-        """A run folder in the input's own, as it was or damaged, or another path."""
+        """A run folder inside the input's folder, intact or damaged, or another path."""
         how = random.random()
         if how < 0.2:
             return random.choice([word for word in WORDS if ".." not in word])
@@ -144,7 +144,7 @@ class Commands:
 
 
 def names(random: Random, wrong: float = 0.08) -> tuple[str, str, str]:
-    """Domain, method and preset, now and then none."""
+    """Domain, method and preset, sometimes left out."""
     domain = random.choice(["darkroom", "darkroom", *uat.DOMAINS])
     method = random.choice([name for name, entry in uat.METHODS.items() if entry.serves(domain)])
     preset = random.choice(PRESETS)
@@ -169,7 +169,7 @@ def flags_of(domain: str, method: str) -> Argv:
 
 
 def hostile(random: Random, flags: Argv) -> Argv:
-    """Now and then a flag with a hostile value, which asks for no long work."""
+    """Sometimes a flag with a hostile value that does not cause long work."""
     words = [word for word in WORDS if word not in LONG]
     return [random.choice(flags), random.choice(words)] if random.random() < 0.7 else []
 
@@ -196,7 +196,7 @@ def is_json(said: Said) -> str | None:
 
 
 def trained(folder: Path) -> str | None:
-    """Each run that was left has finite losses, and a policy that loads."""
+    """Check that each remaining run has finite losses and a policy that loads."""
     for file in folder.glob("*/metrics.jsonl"):
         rows = [json.loads(line) for line in file.read_text().splitlines()]
         for row in rows:

@@ -1,4 +1,4 @@
-"""Data files of a user's: truncated, lying and odd archives, CSV files and ratings, through every loader."""
+"""Fuzz loaders of users' data: truncated, inconsistent and odd archives, CSV files and ratings."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HEADERS = (
     *("{'descr': '<f8', 'fortran_order': False, 'shape': (-1, -1)}", "{'descr': '<U0', 'shape': (9999999999,)}"),
     *("{'descr': '<c16', 'fortran_order': True, 'shape': (2,)}", "{'descr': '<f8', 'shape': 'x'}", ""),
 )
-"""What the header of an array may claim."""
+"""Claims in the header of an array."""
 
 
 class DataFiles:
@@ -130,7 +130,7 @@ def odd_array(x: Any, random: Random) -> Any:
 
 
 def lying_archive(content: bytes, random: Random) -> bytes:
-    """An array whose header claims something else, a member too many, or one that says it is far larger."""
+    """An array with a false header, an extra member, or a member with a far too large declared size."""
     out = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as new:
         chosen = random.choice(old.namelist())
@@ -161,7 +161,7 @@ CELLS = (
 
 
 def damaged_table(content: bytes, random: Random) -> bytes:
-    """Text of fields: one field, row or column is odd, or any bytes are."""
+    """Text with one odd field, row or column, or with arbitrary odd bytes."""
     if random.random() < 0.25:
         return damaged_bytes(content, random)
     rows = [line.split(",") for line in content.decode().splitlines()]

@@ -1,4 +1,4 @@
-"""What Python's users call, with arguments of wrong types, shapes and values."""
+"""Fuzz the Python functions for users with arguments of wrong types, shapes and values."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Entrances:
         self.policies: dict[tuple[str, str], uat.Policy] = {}
 
     def policy(self, method: str, spec: str) -> uat.Policy:
-        """Kept: to build one takes longer than to ask it."""
+        """A cached policy, since building one takes longer than running it."""
         if (method, spec) not in self.policies:
             self.policies[method, spec] = build_random(method, SPECS[spec], dtype=torch.float32)
         return self.policies[method, spec]
@@ -84,7 +84,7 @@ class Entrances:
         return uat.Session(self.policy(method, name), streams=3, capacity=7, path=path), f"{method} {name} {path}"  # pyright: ignore[reportArgumentType]
 
     def act(self, random: Random, folder: Path) -> Input:
-        """Steps of which some are odd: whatever a session refuses, it goes on with the next good step."""
+        """Steps of a session, some of them odd: after a refusal it continues with the next good step."""
         session, what = self.opened(random)
         good = random_trajectory(session.spec, seed=random.randrange(99), whole=True, masked=False)
         steps, said = [], []
@@ -187,7 +187,7 @@ class Entrances:
         return Input(f"recipe with {wrong} {safe(given[wrong])}", lambda: ask(lambda: uat.recipe(**given), (wrong,)))
 
     def build(self, random: Random, folder: Path) -> Input:
-        """A policy of odd settings: what is built may act."""
+        """A policy with odd settings, which acts if it can be built."""
         method = random.choice(METHODS)
         spec = served(method)
         good = build(method, spec).config
@@ -264,7 +264,7 @@ class Entrances:
 
 
 def decided(answer: torch.Tensor, session: uat.Session) -> str | None:
-    """What is nonsense in a decision."""
+    """Describe what is invalid in a decision; None if nothing is."""
     count = session.spec.action.count
     if isinstance(session.spec.action, Discrete):
         fits = answer.shape == (session.streams,) and bool(((answer >= 0) & (answer < count)).all())
@@ -315,12 +315,12 @@ def safe(value: Any) -> str:
 
 
 def path_words(value: Any) -> tuple[str, ...]:
-    """What a sentence about a path says of it."""
+    """Names that an error sentence about a path may use."""
     return (str(value)[:40] or ".",) if isinstance(value, str | Path) else ()
 
 
 def outside_removed(value: Any) -> Any:
-    """A path that a caller gives may lead anywhere; in the campaign it stays inside."""
+    """A path from a caller may lead anywhere; in the campaign it stays inside the folder."""
     return "inside" if isinstance(value, str) and ".." in value else value
 
 

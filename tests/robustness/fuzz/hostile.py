@@ -1,4 +1,4 @@
-"""Hostile values: words of a command line, JSON, bytes of files, and objects of Python."""
+"""Hostile values: command-line arguments, JSON, bytes of files, and Python objects."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ WORDS = (
     ),
     *("x" * 300, "x" * 5000, "mps", "meta", "xyz", "cuda", "cuda:99", "cpu:7", "cpu", "@x", "=", "a=b", "--help", "-h"),
 )
-"""What somebody may type, or paste, where a value is expected."""
+"""Texts that a user may type or paste in place of a value."""
 JSON_VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 1.5, -0.5, 1e39, -1e39, 1e300, math.nan, math.inf, -math.inf, 10**7, 10**12, 10**30),
     *("", "x", "nan", "1", "../../x", "/etc/x", "a\nb", "\x1b[31m", "\0", "\ud800", "x" * 2000, "uat", "darkroom"),
@@ -74,7 +74,7 @@ def hostile_json(random: Random) -> Any:
 
 
 def damaged_json(value: Any, random: Random) -> Any:
-    """The value with one part changed: replaced, left out, put in, or renamed."""
+    """The value with one part replaced, removed, added or renamed."""
     value = copy.deepcopy(value)
     owner, key = _somewhere(value, random)
     if owner is None:
@@ -94,7 +94,7 @@ def damaged_json(value: Any, random: Random) -> Any:
 
 
 def _somewhere(value: Any, random: Random) -> tuple[Any, Any]:
-    """A container inside, and one of its keys."""
+    """A container inside the value, and one of its keys."""
     places: list[tuple[Any, Any]] = []
 
     def visit(one: Any) -> None:
@@ -112,7 +112,7 @@ def _somewhere(value: Any, random: Random) -> tuple[Any, Any]:
 
 
 def damaged_bytes(content: bytes, random: Random) -> bytes:
-    """Flipped, cut, repeated, emptied, or replaced by something else."""
+    """Bytes that are flipped, cut, repeated, emptied or replaced."""
     how, at = random.randrange(9), random.randrange(len(content) + 1)
     if how <= 2:
         changed = bytearray(content)
@@ -136,7 +136,7 @@ def damaged_bytes(content: bytes, random: Random) -> bytes:
 
 
 def damage_json_file(path: Path, random: Random) -> str:
-    """One part of a JSON or .jsonl file."""
+    """Change one part of a JSON or .jsonl file."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".json":
         path.write_text(dumped(damaged_json(json.loads(text), random)))
@@ -153,7 +153,7 @@ def dumped(value: Any) -> str:
 
 
 def damage_file(path: Path, random: Random) -> str:
-    """Something is wrong with a file, or it is gone; what."""
+    """Damage or remove a file; return a description of the damage."""
     how = random.random()
     if how < 0.45 and path.suffix in (".json", ".jsonl"):
         with contextlib.suppress(ValueError):  # it was damaged before
@@ -175,7 +175,7 @@ def damage_file(path: Path, random: Random) -> str:
 
 
 class Raises:
-    """A class of somebody's that raises whatever is asked of it."""
+    """An object of a foreign class that raises an error for every operation."""
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise KeyError("no array")
@@ -261,7 +261,7 @@ TENSORS: dict[str, Callable[[torch.Tensor], Any]] = {
     "-5": lambda x: torch.full_like(x.long(), -5),
 }
 INSIDE: tuple[float, ...] = (math.nan, math.inf, -math.inf, 1e39, -1e39, 1e30, 1e12, 1e20, -1, 2**31, 1e-45, 99, 0.5)
-"""Numbers that are put into one place of a tensor."""
+"""Numbers to insert at one position of a tensor."""
 
 
 def _read_only(x: Any) -> Any:
@@ -270,7 +270,7 @@ def _read_only(x: Any) -> Any:
 
 
 def odd_tensor(good: torch.Tensor, random: Random) -> tuple[str, Any]:
-    """A good tensor made odd, and how."""
+    """A valid tensor made odd, and a description of the change."""
     how = random.random()
     if how < 0.25:
         value = scalar(random)

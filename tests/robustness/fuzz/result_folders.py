@@ -1,4 +1,4 @@
-"""Folders of results that somebody has damaged, to be read, reported, merged with new rows, and gone on with."""
+"""Fuzz damaged folders of results: read, report, merge with new rows, and resume."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from uat.paper.studies.probes import read_trace
 
 COMMITTED = Path(__file__).parents[3] / "results" / "paper"
 MOST = 30
-"""Rows kept of each file: enough for every table, and quickly read."""
+"""Number of rows kept of each file: enough for every table, and fast to read."""
 
 
 class ResultFolders:
@@ -68,7 +68,7 @@ def tables(results: Path) -> None:
 
 
 def figure(results: Path) -> None:
-    """One of the drawings; which, the folder's rows decide."""
+    """Draw one figure, chosen by the folder's rows."""
     rows = Rows.of(results, "paper")
     drawing = DRAWINGS[len(rows.scores) % len(DRAWINGS)]
     figure = drawing.draw(rows)
@@ -77,7 +77,7 @@ def figure(results: Path) -> None:
 
 
 def merge(results: Path) -> None:
-    """New rows among those that are there."""
+    """Merge new rows into the existing ones."""
     first = {kind: _first_row(COMMITTED / file) for kind, file in FILES.items()}
     for kind, key in (("scores", SCORE_KEY), ("intervals", SUMMARY_KEY), ("pairs", PAIR_KEY)):
         Results(results).add(kind, [first[kind]], key)
@@ -91,7 +91,7 @@ def _first_row(file: Path) -> dict[str, Any]:
 
 
 def reproduce(results: Path) -> list[str]:
-    """Nothing is trained: the filters leave no cell, so that only what is there is read and concluded from."""
+    """Resume a study whose filters select no cell, so that only existing results are read and nothing is trained."""
     return ["reproduce", "main", "--preset", "smoke", "--domains", "darkroom", "--out", str(results), "--dry-run"]
 
 

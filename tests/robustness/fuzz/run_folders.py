@@ -1,4 +1,4 @@
-"""Run folders that somebody has damaged, to be loaded, acted with, scored, resumed, or taken as a source."""
+"""Fuzz damaged run folders: load, act, score, resume, or use as a source."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TINY = {
     "evaluation.episodes": 4,
     "method.num_layers": 1,
 }
-"""A dark room in which all takes milliseconds."""
+"""Settings of a dark room in which everything takes milliseconds."""
 
 
 class StoppedError(Exception):
@@ -101,7 +101,7 @@ def resumed(run: uat.Run) -> str | None:
 
 
 def resume(run: Path) -> Any:
-    """As a user does it who knows the config; a later training must not write over what it cannot read."""
+    """Resume with the known config; a training must not overwrite files that it cannot read."""
     method = "vanilla" if "vanilla" in (run / "config.json").read_text(errors="replace") else "uat"
     return uat.train(tiny(method), run, resume=True)
 

@@ -1,4 +1,4 @@
-"""What became of an input: taken, refused by one sentence, or broken, and why."""
+"""The verdict on an input: accepted, refused with one sentence, or broken, with the reason."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from uat.terminal import is_out_of_memory
 
 OWN = str(Path(uat.__file__).parent)
 LONGEST = 1500
-"""Characters of a sentence, a long path included."""
+"""Limit of a sentence in characters, including a long path."""
 ERROR = re.compile(r"uat( \w+)?: (?!warning)")
-"""How a command's last line on standard error begins."""
+"""Start of a command's last line on standard error."""
 
 
 class Verdict(NamedTuple):
@@ -31,7 +31,7 @@ class Verdict(NamedTuple):
 
 
 class TooSlowError(BaseException):
-    """Raised by the alarm of a worker; no code of ours catches it."""
+    """Raised by the alarm of a worker; none of our code catches it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +39,17 @@ class Input:
     """One input of a family."""
 
     what: str
-    """What is done, for whoever reads of a fault."""
+    """Description of the call, for the report of a fault."""
     judge: Callable[[], Verdict]
-    """Does it, and says what became of it."""
+    """Runs the call and returns the verdict."""
 
 
 Check = Callable[[Any], str | None]
-"""What is nonsense in a result that was given; None: nothing."""
+"""Describes what is invalid in a result; None if nothing is."""
 
 
 def ask(call: Callable[[], Any], names: Sequence[str] = (), check: Check = lambda result: None) -> Verdict:
-    """Call a function of ours. A refusal is an error of a documented class that says one of the names."""
+    """Call a function of the library. A refusal is an error of a documented class that mentions one of the names."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -79,7 +79,7 @@ def of_error(error: Exception, names: Sequence[str]) -> Verdict:
 
 
 def odd_sentence(said: str) -> str | None:
-    """Why a text is not one readable sentence."""
+    """Explain why a text is not one readable sentence; None if it is."""
     if not said.strip():
         return "an error without words"
     if "\n" in said.strip():
@@ -98,7 +98,7 @@ class Said(NamedTuple):
 
 
 def run_command(argv: Sequence[str]) -> Said:
-    """The command line inside this process."""
+    """Run the command line inside this process."""
     code, trace = 0, ""
     with _streams() as (out, err):
         try:
@@ -115,7 +115,7 @@ def run_command(argv: Sequence[str]) -> Said:
 
 @contextlib.contextmanager
 def _streams() -> Iterator[tuple[io.BytesIO, io.BytesIO]]:
-    """Standard output and error as a shell's user has them: bytes of an encoding."""
+    """Standard output and error as in a shell: bytes of an encoding."""
     out, err = io.BytesIO(), io.BytesIO()
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (io.TextIOWrapper(stream, encoding="utf-8") for stream in (out, err))
@@ -152,7 +152,7 @@ def ask_command(argv: Sequence[str], check: Callable[[Said], str | None] = lambd
 
 
 def first_odd_number(values: dict[str, Any]) -> str | None:
-    """The first of these numbers that is NaN, infinite or no number."""
+    """The first of these numbers that is NaN, infinite or not a number at all."""
     for name, value in values.items():
         if not isinstance(value, int | float) or not math.isfinite(value):
             return f"{name} is {value!r:.60}"

@@ -78,7 +78,7 @@ class Sweep:
     def cells(self, preset: str, seeds: Sequence[int], chosen: Filter) -> list[Cell]:
         if self.missing():
             return []
-        names = dict.fromkeys([*METHODS.own, *chosen.methods])  # somebody else's methods join where they are named
+        names = dict.fromkeys([*METHODS.own, *chosen.methods])  # methods of other packages take part if they are named
         methods = [m for m in names if METHODS[m].serves(self.domain) and self.methods(m)]
         tasks = self.tasks if self.tasks is not None else DOMAINS[self.domain].tasks
         given = chosen.data_setting(self.domain, self.data)

@@ -1,4 +1,4 @@
-"""Estimate the time of a cell by a rule of thumb, so that nobody starts a long study by mistake.
+"""Estimate the time of a cell by a rule of thumb, to prevent starting a long study by mistake.
 
 An epoch plays T steps in sequence and then learns from all of them. Its time is T times a fixed cost per step, plus the
 arithmetic of all episodes: two operations per parameter and token in rollouts, six in learning. The two rates below
