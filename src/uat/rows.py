@@ -123,7 +123,7 @@ SCORES: Columns = {
     "value": NUMBER,
     "n": COUNT,
 }
-HELD: Columns = {"other": ENTRY, "value": NUMBER, "low": NUMBER, "high": NUMBER, "p": NUMBER}
+DIFFERENCE: Columns = {"other": ENTRY, "value": NUMBER, "low": NUMBER, "high": NUMBER, "p": NUMBER}
 """A difference from another method, inside a row of intervals."""
 INTERVALS: Columns = {
     **PLACE,
@@ -136,7 +136,7 @@ INTERVALS: Columns = {
     "low": NUMBER,
     "high": NUMBER,
     "gap_closed": _or_null(NUMBER),
-    "differences": _rows_of(HELD),
+    "differences": _rows_of(DIFFERENCE),
     "n": COUNT,
     "seeds": _list_of(WHOLE),
 }
