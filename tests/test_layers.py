@@ -22,6 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lock": {"files"},
     "settings": set(),
     "rows": {"files", "settings"},
+    "numerics": set(),
     "registry": {"files", "settings"},
     "tensor_files": {"files"},
     "terminal": set(),
@@ -97,6 +98,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "runs",
         "terminal",
         "rows",
+        "numerics",
     },
     "evaluation": {
         *ON_DISK,
@@ -150,6 +152,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "methods",
         "nn",
         "noise",
+        "numerics",
         "recipes",
         "rows",
         "runs",

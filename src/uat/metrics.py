@@ -37,3 +37,5 @@ class Score:
     metric: str
     value: float
     n: int
+    numerics: str = ""
+    """Revision of the build that trained the policy, such as "cuda-2" (see `uat.numerics`); empty for references."""

@@ -122,6 +122,7 @@ SCORES: Columns = {
     "metric": TEXT,
     "value": NUMBER,
     "n": COUNT,
+    "numerics": _optional(TEXT),
 }
 DIFFERENCE: Columns = {"other": ENTRY, "value": NUMBER, "low": NUMBER, "high": NUMBER, "p": NUMBER}
 """A difference from another method, inside a row of intervals."""

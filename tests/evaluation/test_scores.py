@@ -28,7 +28,7 @@ from uat.training.checkpoint import STATE
 from uat.training.epoch import Epoch
 
 METRICS = ("accuracy", "optimal_accuracy", "efficiency", "return")
-KEYS = ["run", "method", "domain", "task", "setting", "split", "seed", "metric", "value", "n"]
+KEYS = ["run", "method", "domain", "task", "setting", "split", "seed", "metric", "value", "n", "numerics"]
 TINY: dict[str, Any] = {
     "domain.horizon": 8,
     "domain.size": 4,

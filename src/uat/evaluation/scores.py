@@ -82,7 +82,7 @@ def _evaluate(
     checked(episodes, Episodes | None, "episodes")
     checked(references, bool, "references")
     checked(unfinished, bool, "unfinished")
-    missing = what_is_unfinished(run)
+    standing, missing = standing_of(run), what_is_unfinished(run)
     if missing and not unfinished:
         raise RunError(f"{missing}; continue it with --resume, or score the best weights so far with --unfinished")
     chosen, config = pick_device(device), run.config
@@ -95,7 +95,8 @@ def _evaluate(
         values = {config.method_name: _measure(domain, policy, count, chosen)}
         if references:
             values |= reference_episodes(run, count, chosen)
-    scores = [row for method, metrics in values.items() for row in rows_of(config, domain, method, metrics)]
+    numerics = "" if standing is None else standing.numerics or ""
+    scores = [row for method, metrics in values.items() for row in rows_of(config, domain, method, metrics, numerics)]
     write_tensors(run.file("episodes.safetensors"), _flat(values), {"split": "test"})
     run.write_rows("scores.jsonl", [asdict(score) for score in scores])  # last: a run with rows has all other files
     return Evaluation(scores, values, config, finished=missing is None)
@@ -109,7 +110,7 @@ def what_is_unfinished(run: Run) -> str | None:
     return f"{run.path} is unfinished: {standing.total} epochs are done, of at most {run.config.train.epochs} per phase"
 
 
-def rows_of(config: RunConfig, domain: Any, method: str, metrics: dict[str, Tensor]) -> list[Score]:
+def rows_of(config: RunConfig, domain: Any, method: str, metrics: dict[str, Tensor], numerics: str = "") -> list[Score]:
     """One row per metric. References belong to the domain, not to a run or a seed."""
     own = method == config.method_name
     return [
@@ -124,6 +125,7 @@ def rows_of(config: RunConfig, domain: Any, method: str, metrics: dict[str, Tens
             metric=metric,
             value=values.nanmean().item(),
             n=len(values),
+            numerics=numerics if own else "",
         )
         for metric, values in metrics.items()
     ]
@@ -172,7 +174,7 @@ def reference_episodes(run: Run, count: int, device: torch.device) -> dict[str, 
 def read_evaluation(run: Run) -> Evaluation:
     """Read the results that `evaluate` left in the run folder: rows and values per episode."""
     file, names = run.file("episodes.safetensors"), [item.name for item in fields(Score)]
-    scores = [Score(**{name: row[name] for name in names}) for row in run.rows("scores.jsonl")]
+    scores = [Score(**{name: row[name] for name in names if name in row}) for row in run.rows("scores.jsonl")]
     kept, method, config = read_tensors(file)[0], run.config.method_name, run.config
     episodes = by_method(kept, file)
     own = {score.metric: score.n for score in scores if score.method == method}

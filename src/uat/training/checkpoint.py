@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from uat import numerics
 from uat.config import from_json
 from uat.methods import Policy
 from uat.runs import Run, manifest, save_policy
@@ -52,6 +53,8 @@ class Standing:
     settled: bool = True
     """Whether the last epoch was validated: only then may training stop, or be saved."""
     finished: bool = False
+    numerics: str | None = None
+    """Revisions of the builds that trained it, such as "cuda-2" (see `uat.numerics`); None: unknown."""
 
     def begin(self, phase: int) -> None:
         """A phase starts; if it is the one that was interrupted, it goes on."""
@@ -156,7 +159,12 @@ class Checkpoint:
 
     def restore(self) -> Standing:
         """Back to what was saved last; what was logged after it is dropped, to be done again."""
-        standing = self._load() if self.run.file(STATE).exists() else Standing()
+        now = numerics.current(next(self.policy.parameters()).device.type)
+        if self.run.file(STATE).exists():
+            standing = self._load()
+            standing.numerics = numerics.joined(standing.numerics, now)
+        else:
+            standing = Standing(numerics=now)
         for name in LOGS:
             rows = self.run.rows(name)
             self.run.write_rows(name, [row for row in rows if row["epoch"] <= standing.total])

@@ -19,9 +19,11 @@ from uat.evaluation.scores import BLIND, CEILING, gap_closed
 from uat.methods import METHODS
 from uat.paper.studies.cells import DATA_FIELDS
 from uat.paper.studies.files import Results
-from uat.paper.studies.probes import Trace, read_trace
+from uat.paper.studies.probes import PROBES, Trace, read_trace
 from uat.recipes import recipe
 
+DAGGER = "†"
+"""Marks numbers of runs that a build with a known flaw trained."""
 Row = Mapping[str, Any]
 Key = tuple[str, str, str, str, str]
 """Domain, task, setting, method and metric."""
@@ -42,6 +44,8 @@ class Number:
     """95 % interval over seeds and episodes; None if the values per episode were not kept."""
     gap: float | None = None
     """Share of the gap between Vanilla and the filter that is closed."""
+    flawed: bool = False
+    """Whether a build with a known flaw trained some of the seeds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +59,8 @@ class Rows:
     timings: list[dict[str, Any]] = field(default_factory=list)
     published: list[dict[str, Any]] = field(default_factory=list)
     folder: Path | None = None
+    flaws: Mapping[str, str] = field(default_factory=dict)
+    """Run -> known flaw of the build that trained it."""
     data: Mapping[str, str] = field(default_factory=dict)
     """Domain -> name of the data of its rows, unless they are the built-in data."""
 
@@ -79,6 +85,7 @@ class Rows:
             timings=of_one_device(results.timings()),
             published=published(),
             folder=folder,
+            flaws=results.flaws(),
             data=data,
         )
 
@@ -90,6 +97,30 @@ class Rows:
             key = (row["domain"], row["task"], row["setting"], row["method"], row["metric"])
             values.setdefault(key, {})[row["seed"]] = (row["value"], row["n"])
         return values
+
+    @cached_property
+    def flawed(self) -> set[Key]:
+        """Metrics some of whose seeds were trained by a build with a known flaw."""
+        return {
+            (row["domain"], row["task"], row["setting"], row["method"], row["metric"])
+            for row in self.scores
+            if row["run"] in self.flaws
+        }
+
+    def flaw_notes(self, domain: str | None = None) -> str:
+        """Sentences that explain the mark of flawed numbers: of all, or of a domain under its recipe."""
+        places = [None] if domain is None else [(domain, self.usual_setting(domain))]
+        rows = [row for row in self.scores if None in places or (row["domain"], row["setting"]) in places]
+        own = {row["run"] for row in rows if row["run"]}
+        count = Counter(self.flaws[run] for run in own if run in self.flaws)
+        notes = [
+            f" {DAGGER} Includes runs of a build with a known flaw ({flaws} of {len(own)} runs): {what}; "
+            "`uat reproduce` trains them again."
+            for what, flaws in count.items()
+        ]
+        traces = {name: self.trace(name) for name in (PROBES if domain is None else ())}
+        names = [name for name, trace in traces.items() if trace is not None and self.flaws.keys() & set(trace.runs)]
+        return "".join(notes) + (f" The analyses of {' and '.join(names)} include such runs." if names else "")
 
     @cached_property
     def bounds(self) -> dict[tuple[Key, tuple[int, ...]], tuple[float, float]]:
@@ -117,6 +148,7 @@ class Rows:
             low=low,
             high=high,
             gap=self.gap(key),
+            flawed=key in self.flawed,
         )
 
     def gap(self, key: Key, seed: int | None = None) -> float | None:

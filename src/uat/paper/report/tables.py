@@ -90,6 +90,7 @@ def _rank(entry: Entry | str) -> Rank:
 
 
 TEX = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "±": r"$\pm$", "σ": r"$\sigma$", "λ": r"$\lambda$"}
+TEX["†"] = r"$\dagger$"
 TEX |= {"−": "$-$", "Δ": r"$\Delta$", "ρ": r"$\rho$", "‖": r"$\|$", "–": "--", "η": r"$\eta$", "≤": r"$\le$"}
 
 

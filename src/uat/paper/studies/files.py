@@ -5,6 +5,8 @@
   pairs/DOMAIN.jsonl       paired comparisons of methods on the same episodes (Pair)
   traces/                  results of probes, PROBE.safetensors
   efficiency.jsonl         time and memory, by device
+  flawed.json              runs of builds with a known flaw, whose rows do not name the build that trained them
+  flawed/                  run folders of such builds that a study has set aside
   runs/                    run folders
   failures/                errors, by job
   progress/                progress of the workers
@@ -19,13 +21,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from uat.files import check_name, read_rows, row_lines, write_atomically
+from uat.files import FileError, check_name, read_json, read_rows, row_lines, write_atomically
+from uat.numerics import flaw_of
 from uat.rows import EFFICIENCY, INTERVALS, PAIRS, SCORES, Columns, Row, check_row
 
 SCORE_KEY = ("domain", "task", "setting", "method", "seed", "split", "metric")
 SUMMARY_KEY = ("domain", "task", "setting", "preset", "method", "split", "metric")
 PAIR_KEY = ("domain", "task", "setting", "metric", "method", "other")
 TIMING_KEY = ("method", "device", "metric")
+
+FLAWED = "flawed.json"
+"""Lists runs from before there were revisions of numerics whose build had a known flaw: its name -> what, and runs."""
 
 KINDS: dict[str, Columns] = {"scores": SCORES, "intervals": INTERVALS, "pairs": PAIRS}
 """Kinds of rows with one file per domain, and their columns."""
@@ -61,8 +67,34 @@ class Results:
         files = sorted(file for file in folder.glob("*.jsonl") if file.stem != "efficiency")
         return [row for file in files for row in read(file, KINDS[kind])]
 
+    def flaws(self) -> dict[str, str]:
+        """Run -> the known flaw of the build that trained it, of the runs whose rows are here."""
+        listed, flaws = self.listed_flaws(), {}
+        for row in self.read("scores"):
+            if flaw := flaw_of_run(row["run"], row.get("numerics", ""), listed):
+                flaws[row["run"]] = flaw
+        return flaws
+
+    def listed_flaws(self) -> dict[str, str]:
+        """Run -> known flaw, of the runs in the folder's list."""
+        file = self.path / FLAWED
+        listed: dict[str, str] = {}
+        for name, entry in (read_json(file) if file.exists() else {}).items():
+            what, runs = (entry.get("what"), entry.get("runs")) if isinstance(entry, dict) else (None, None)
+            if not isinstance(what, str) or not isinstance(runs, list) or not all(isinstance(r, str) for r in runs):
+                raise FileError(f"{file}: {name!r:.60} must hold 'what' (text) and 'runs' (a list of identities)")
+            listed |= dict.fromkeys(runs, what)
+        return listed
+
     def timings(self) -> list[Row]:
         return read(self.path / "efficiency.jsonl", EFFICIENCY)
+
+
+def flaw_of_run(run: str, numerics: str, listed: Mapping[str, str]) -> str | None:
+    """The known flaw of the build that trained a run; without a revision, what the list says."""
+    if not run:
+        return None  # a reference is not trained
+    return flaw_of(numerics) if numerics else listed.get(run)
 
 
 def read(file: Path, columns: Columns) -> list[Row]:

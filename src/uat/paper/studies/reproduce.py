@@ -21,7 +21,7 @@ from uat.paper.studies import efficiency
 from uat.paper.studies.cells import Cell, jobs, merged
 from uat.paper.studies.estimate import grid_seconds, in_words, seconds
 from uat.paper.studies.executors import Executor, InProcess, Pool, Ray
-from uat.paper.studies.files import PAIR_KEY, SCORE_KEY, SUMMARY_KEY, TIMING_KEY, Results, merge
+from uat.paper.studies.files import PAIR_KEY, SCORE_KEY, SUMMARY_KEY, TIMING_KEY, Results, flaw_of_run, merge
 from uat.paper.studies.grids import STUDIES, TIMED, chosen_studies
 from uat.paper.studies.options import Reproduce
 from uat.paper.studies.probes import read_trace, run_probe
@@ -31,6 +31,7 @@ from uat.runs import Run
 from uat.tensor_files import read_tensors
 from uat.terminal import say
 from uat.threads import cores, cpu_threads, thread_count
+from uat.training.checkpoint import standing_of
 from uat.training.progress import Board, show_board
 from uat.training.surroundings import pick_device
 
@@ -66,7 +67,9 @@ def _reproduce(options: Reproduce, cells: Sequence[Cell], board: Callable[[int],
     existing = measured(results)
     todo = [cell for cell in cells if not is_done(cell, results, existing)]
     totals.cells, totals.done_before = len(cells), len(cells) - len(todo)
-    tasks: list[Task] = [*references(cells, existing), *jobs(todo, seeds_together=on_gpu(options))]
+    left = jobs(todo, seeds_together=on_gpu(options))
+    set_aside_flawed([cell for job in left for cell in job.cells], results)
+    tasks: list[Task] = [*references(cells, existing), *left]
     run(tasks, executor_for(options), results, totals, retries=options.retries, board=board)
     if any(study.timed for study in studies):
         time_methods(options, results, totals)
@@ -85,7 +88,27 @@ Measured = set[tuple[str, str, str, str]]
 
 
 def measured(results: Results) -> Measured:
-    return {(row["domain"], row["task"], row["setting"], row["run"]) for row in results.read("scores")}
+    flaws = results.flaws()
+    rows = [row for row in results.read("scores") if row["run"] not in flaws]
+    return {(row["domain"], row["task"], row["setting"], row["run"]) for row in rows}
+
+
+def set_aside_flawed(cells: Sequence[Cell], results: Results) -> None:
+    """Move run folders that a build with a known flaw trained to `flawed`, so that they are trained again."""
+    listed = results.listed_flaws()
+    for cell in cells:
+        folder = cell.folder(results.runs)
+        if not (folder / "config.json").exists() or Run.open(folder).config.identity() != cell.identity:
+            continue
+        standing = standing_of(Run.open(folder))
+        numerics = "" if standing is None else standing.numerics or ""
+        if flaw := flaw_of_run(cell.identity, numerics, listed):
+            place = results.path / "flawed" / folder.name
+            if place.exists():
+                raise FileError(f"{folder} should be set aside as {place}, which exists: remove one of them")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(folder, place)
+            say(f"{folder} is trained again, and set aside as {place}: {flaw}")
 
 
 def is_done(cell: Cell, results: Results, existing: Measured) -> bool:
