@@ -38,9 +38,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--device", default=None, help="cpu or cuda; by default CUDA if available")
     parser.add_argument("--precision", choices=("fp32", "tf32", "bf16"), default="tf32")
-    parser.add_argument(
-        "--epochs", type=int, default=None, help="limit of passes; by default the published one"
-    )
+    parser.add_argument("--epochs", type=int, default=None, help="limit of passes; by default the published one")
     parser.add_argument("--out", type=Path, default=None, help="file of rows, JSON lines")
     args = parser.parse_args()
     if args.prepare is not None:

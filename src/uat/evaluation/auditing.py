@@ -412,11 +412,8 @@ class _Auditor:
             original, values, lag = batch.prev_action, any_actions(self.spec, shape, self.generator), 1
         else:
             original, lag = batch.prev_reward, self.spec.reward_lag
-            values = (
-                torch.randn(shape, generator=self.generator)
-                * RANDOM_REWARD_SCALE
-                * max(1.0, original.abs().max().item())
-            )
+            largest = max(1.0, original.abs().max().item())
+            values = torch.randn(shape, generator=self.generator) * RANDOM_REWARD_SCALE * largest
         changed = original.clone()
         changed[:, lag:] = values[:, lag:].to(original)
         return changed
