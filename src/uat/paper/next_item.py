@@ -24,7 +24,9 @@ from uat.archives import read_arrays, required, write_arrays
 from uat.clock import NO_ACTION
 from uat.config import Precision, TrainConfig
 from uat.domains.movielens.ranking import Ranking
+from uat.engines import Engine
 from uat.engines.graph import captured_or_none
+from uat.engines.update import optimize
 from uat.episode import Batch, TensorFields
 from uat.files import FileError
 from uat.methods import METHODS, Policy
@@ -33,7 +35,7 @@ from uat.noise import derive, uniform
 from uat.settings import Count, Epochs, Scale, Seed, Steps, check_fields
 from uat.spec import Discrete, Items, Spec
 from uat.threads import cpu_threads
-from uat.training.optimizing import build_optimizer, optimize
+from uat.training.optimizing import build_optimizer
 from uat.training.surroundings import precision, seeded
 
 Array = Any
@@ -237,7 +239,7 @@ class Learner:
 
     def __init__(self, policy: Policy, data: LeaveOneOut, config: NextItemConfig) -> None:
         self.policy, self.data, self.config = policy, data, config
-        self.phase = policy.phases()[0]
+        self.engine, self.phase = Engine(policy), policy.phases()[0]
         self.optimizer = build_optimizer(policy, TrainConfig(lr=config.lr, weight_decay=0.0))
         self.row_B = torch.full((config.batch_size,), -1, device=data.obs_UT.device)
         """Users of the batch, padded with -1."""
@@ -251,11 +253,11 @@ class Learner:
         self.step = captured or self.plain_step
 
     def plain_step(self) -> dict[str, Tensor]:
-        self.policy.train()
         real_B1 = (self.row_B >= 0)[:, None]
         row_B = self.row_B.clamp(0, len(self.data.obs_UT) - 1)
         obs_BT, target_BT = (x[row_B].masked_fill(~real_B1, NO_ACTION) for x in (self.data.obs_UT, self.data.target_UT))
-        return optimize(self.phase, as_batch(obs_BT, target_BT), self.optimizer, math.inf)
+        with self.engine.learning():
+            return optimize(self.phase, as_batch(obs_BT, target_BT), self.optimizer, math.inf)
 
     def epoch(self, index: int) -> float:
         """Train on all users once, in a new random order; return the mean loss."""
@@ -264,7 +266,7 @@ class Learner:
         for number, row_B in enumerate(share_1U[0].argsort().split(len(self.row_B))):
             self.row_B.fill_(-1)
             self.row_B[: len(row_B)] = row_B
-            self.policy.reseed(derive(seed, "next-item.dropout", index, number))
+            self.engine.reseed(derive(seed, "next-item.dropout", index, number))
             parts = self.step()
             losses.append(sum(value.clone() for name, value in parts.items() if name.startswith("loss/")))
         return torch.stack(losses).mean().item()
