@@ -101,6 +101,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "numerics",
     },
     "evaluation": {
+        "checks",
         *ON_DISK,
         "settings",
         "threads",
