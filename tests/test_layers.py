@@ -27,7 +27,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tensor_files": {"files"},
     "terminal": set(),
     "threads": {"settings"},
-    "compiling": set(),
     "episode": set(),
     "clock": {"episode"},
     "spec": {"settings", "clock"},
@@ -35,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "distributions": {"spec", "noise"},
     "contracts": {"spec", "episode", "distributions"},
     "noise": set(),
-    "nn": {"settings", *CORE_TYPES, "compiling"},
+    "nn": {"settings", *CORE_TYPES},
     "methods": {"settings", "registry", *CORE_TYPES, "nn", "noise", "acting"},
     "data": {"settings", *CORE_TYPES, "noise", "files", "archives", "memory"},
     "domains": {
@@ -54,7 +53,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "settings",
         "threads",
         *CORE_TYPES,
-        "compiling",
         "noise",
         "nn",
         "methods",
@@ -86,7 +84,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "memory",
         "threads",
         *CORE_TYPES,
-        "compiling",
         "noise",
         "nn",
         "methods",
@@ -185,9 +182,6 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """Each file or folder of the package, and which others it may import."""
 
-MOVING = {part: {"engines"} for part in ("nn", "methods")}
-"""Parts that still call fast paths themselves, until an engine does it for them."""
-
 CORE = {"torch", "numpy", "safetensors"}
 CONSOLE = {"tyro", "rich"}
 
@@ -239,7 +233,7 @@ def test_no_two_parts_may_import_each_other() -> None:
 @pytest.mark.parametrize("layer", MAY_IMPORT)
 def test_layer_imports_only_what_it_may(layer: str) -> None:
     for file in files(layer):
-        extra = layers_of(file) - MAY_IMPORT[layer] - {layer} - MOVING.get(layer, set())
+        extra = layers_of(file) - MAY_IMPORT[layer] - {layer}
         assert not extra, f"{file.relative_to(ROOT)} imports {sorted(extra)}"
 
 

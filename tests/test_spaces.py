@@ -19,12 +19,13 @@ from uat.acting import Behaviour, rollout
 from uat.config import TrainConfig, spec_from_json, spec_to_json
 from uat.contracts import Simulator, Transition
 from uat.distributions import Categorical, Shares, SquashedGaussian, action_noise, distribution
+from uat.engines.update import optimize
 from uat.episode import Noise
 from uat.methods import METHODS
 from uat.noise import uniform
 from uat.serving import Session
 from uat.spec import Assets, Box, Discrete, Items, Named, Spec, Vector, Weights
-from uat.training.optimizing import build_optimizer, optimize
+from uat.training.optimizing import build_optimizer
 from uat.training.surroundings import seeded
 
 WRONG: Any = Discrete(3)

@@ -90,8 +90,6 @@ def rollout(
         raise ValueError(f"reward_lag={spec.reward_lag} is for logs: in a simulator the reward comes after the action")
     if not (agent is None or isinstance(agent, Agent | Behaviour)):
         raise ValueError(f"{type(agent).__name__} answers questions about recorded episodes, and cannot play")
-    if isinstance(agent, Agent) and agent.plays(worlds):
-        return agent.play(worlds, noise, gumbel_BTA)
     world, obs = worlds.reset(noise)
     streams, device = obs.shape[0], obs.device
     length = spec.steps if steps is None else checked(steps, Steps, "steps")

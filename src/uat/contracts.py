@@ -87,14 +87,6 @@ class Agent(Reader, Generic[State]):
     def read(self, batch: Batch) -> Answers:
         return read_by_steps(self, batch)
 
-    def plays(self, simulator: Any) -> bool:
-        """Whether `play` takes these worlds."""
-        return False
-
-    def play(self, simulator: Any, noise: Noise, gumbel_BTA: Tensor | None = None) -> Trajectory:
-        """One episode in each world as `rollout` plays them, in one launch."""
-        raise ValueError(f"{type(self).__name__} does not play whole episodes in one launch")
-
 
 def read_by_steps(agent: Agent[Any], batch: Batch) -> Answers:
     """What an agent answers at the last real step, told one step at a time: the slow twin of a `read` of its own."""

@@ -17,7 +17,7 @@ import torch
 from tests.builders import IN_THE_DARK, Watch
 from uat.bench import Bench
 from uat.bench.__main__ import main as plain_main
-from uat.bench.cases import CASES, FULL, QUICK, set_path, settings
+from uat.bench.cases import CASES, FULL, QUICK, Training, settings
 from uat.bench.losses import PATHS, Loss, unsupported_reason
 from uat.bench.peers import MOST, PEERS, load
 from uat.bench.recompute import Recomputing
@@ -377,21 +377,11 @@ def test_what_is_captured_sees_the_same_context_at_each_replay(monkeypatch: pyte
     assert isinstance(calls["fast"], str)
 
 
-def test_a_policy_takes_the_path_that_is_named() -> None:
-    class Fusing:
-        fused = False
-
-        def fuse(self) -> str | None:
-            self.fused = True
-            return None
-
-    policy: Any = Fusing()
-    assert set_path(policy, "fast") is None
-    assert policy.fused
-    for path in ("graph", "cached", "recompute"):
-        policy.fused = True
-        assert set_path(policy, path) is None
-        assert not policy.fused
+@pytest.mark.parametrize("path", ["fast", "cached", "recompute"])
+def test_a_training_takes_the_path_that_is_named(path: str) -> None:
+    training = Training(settings("uat", QUICK, "fp32"), path, CPU)
+    assert training.reason == ("the fused step needs CUDA" if path == "fast" else None)
+    assert (training.rollout().action >= 0).all()
 
 
 def test_the_sizes_are_those_that_are_quoted() -> None:

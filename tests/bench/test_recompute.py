@@ -10,7 +10,7 @@ import uat
 from tests.builders import IN_THE_DARK
 from uat.acting import rollout
 from uat.bench.recompute import Recomputing
-from uat.engines.rollout import Player
+from uat.engines.rollout import RolloutRunner
 from uat.training.trainer import build_policy
 
 CPU = torch.device("cpu")
@@ -22,7 +22,7 @@ def played(method: str, preset: str, episodes: int, **changes: int) -> tuple[Any
     domain = config.build_domain()
     policy = build_policy(config, domain, CPU).eval()
     simulator = domain.simulator("test", CPU)
-    noise = Player(policy, simulator, device=CPU, sampled=True).noise(torch.arange(episodes), seed=1)
+    noise = RolloutRunner(policy, simulator, device=CPU, sampled=True).noise(torch.arange(episodes), seed=1)
     return policy, simulator, noise, noise.pop("actions")
 
 

@@ -14,7 +14,7 @@ from uat.acting import rollout
 from uat.config import override
 from uat.contracts import Agent, Reader, Recording, Simulator, read_by_steps
 from uat.domains import DOMAINS, Domain, split_seed
-from uat.engines.rollout import Player
+from uat.engines.rollout import RolloutRunner
 from uat.episode import Step, Trajectory
 from uat.recipes import pairs, recipe
 from uat.spec import Discrete, Items, Spec
@@ -289,7 +289,7 @@ def test_references_act(domain: Domain) -> None:
     assert "random" in references
     simulator, device, scores = domain.simulator("test", "cpu"), torch.device("cpu"), {}
     for name, agent in agents_of(domain).items():
-        player = Player(agent, simulator, device=device, sampled=agent is not None and agent.sampled)
+        player = RolloutRunner(agent, simulator, device=device, sampled=agent is not None and agent.sampled)
         measured = domain.summarise(domain.measure(player.play(torch.arange(32), split_seed("test", 0))))
         assert all(measured[m.name].isfinite().all() for m in domain.metrics if not m.partial), name
         scores[name] = measured[first.name].mean().item()

@@ -26,6 +26,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from uat.config import override
+from uat.engines.fused import fused_view
 from uat.engines.triton import block as triton_block
 from uat.engines.triton import gates as triton_gates
 from uat.engines.triton.adam import fused_adam
@@ -114,8 +115,7 @@ def main(architecture: str, precision: str, *given: str) -> None:
         domain = config.build_domain()
         policy = build_policy(config, domain, torch.device("cpu")).train()
         assert isinstance(policy, TransformerPolicy)
-        policy.fused = policy.fused_pass = True
-        policy.share_device(3 if "three" in given else 1)
+        view = fused_view(policy, fused_pass=True, concurrent_policies=3 if "three" in given else 1)
         shape = (EPISODES, domain.spec.horizon)
         batch = Batch(
             obs=torch.zeros(*shape, 10),
@@ -124,17 +124,17 @@ def main(architecture: str, precision: str, *given: str) -> None:
             target=torch.zeros(shape, dtype=torch.long),
             valid=torch.ones(shape, dtype=torch.bool),
         )
-        policy.loss(batch)["imitation"][0].backward()
+        view.loss(batch)["imitation"][0].backward()
         for p in policy.parameters():
             p.grad = torch.zeros_like(p)
         fused_adam(build_optimizer(policy, config.train), config.train.clip)
         told = {name: getattr(batch, name)[:, 0] for name in ("obs", "prev_action", "prev_reward")}
-        state = policy.init_state(EPISODES, domain.spec.horizon, "cpu")
-        policy.decide(state, Step(**told, first=batch.valid[:, 0]), torch.zeros(EPISODES, 5))
+        state = view.init_state(EPISODES, domain.spec.horizon, "cpu")
+        view.decide(state, Step(**told, first=batch.valid[:, 0]), torch.zeros(EPISODES, 5))
         simulator: Any = FusedDarkRoom(domain.simulator("train", "cpu"))
-        if policy.plays(simulator):
+        if view.supports_fused_rollout(simulator):
             noise = simulator.noise(torch.arange(EPISODES), 0)
-            policy.play(simulator, noise, torch.zeros(EPISODES, domain.spec.horizon, 5))
+            view.fused_rollout(simulator, noise, torch.zeros(EPISODES, domain.spec.horizon, 5))
     for domain, fused in (("darkroom", FusedDarkRoom), ("sepsis", FusedSepsis)):
         simulator = fused(recipe(domain, "uat").build_domain().simulator("train", "cpu"))
         world, _ = simulator.reset(simulator.noise(torch.arange(EPISODES), 0))

@@ -16,27 +16,27 @@ from torch import Tensor
 from tests.builders import CPU, SPECS, build_random, crossed, largest, moments, random_batch
 from uat.bench.recompute import History, Recomputing
 from uat.domains.darkroom import DarkRoom, DarkRoomConfig
-from uat.engines import cpu
+from uat.engines import NUMPY_STREAMS, NumpyEngine, cpu, plan_session
 from uat.engines.cpu import CPUStep
 from uat.episode import Step
 from uat.methods import METHODS, Policy
 from uat.methods.uat import UAT
-from uat.serving.session import FAST_STREAMS, Session, open_fast
+from uat.serving.session import Session
 from uat.spec import Spec
 from uat.threads import cpu_threads
 
 PAPER = {"d_model": 64, "num_heads": 4, "num_layers": 3, "d_ff": 128}
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 SERVED = [name for name in METHODS if not METHODS[name].policy.refusal(SPECS["vector-discrete"])]
-FAST = [name for name in SERVED if isinstance(open_fast(build_random(name, SPECS["vector-discrete"])), CPUStep)]
+FAST = [name for name in SERVED if plan_session(build_random(name, SPECS["vector-discrete"]), 1).name == "NumPy step"]
 every_method = pytest.mark.parametrize("method", FAST)
 every_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 
 
 def fast_of(policy: Policy) -> CPUStep:
-    fast = open_fast(policy)
-    assert isinstance(fast, CPUStep), fast
-    return fast
+    engine = plan_session(policy, 1)
+    assert isinstance(engine, NumpyEngine), engine.refused
+    return engine.numpy
 
 
 def told(spec: Spec, streams: int, steps: int, *, masked: bool | None = None) -> Iterator[Step]:
@@ -226,9 +226,9 @@ def test_more_steps_than_positions_are_refused_or_clamped() -> None:
 def test_a_session_says_which_path_it_took() -> None:
     policy = build_random("uat", SPECS["vector-discrete"], dtype=torch.float32)
     assert Session(policy).path == "fast"
-    assert Session(policy, streams=FAST_STREAMS).path == "fast"
-    assert Session(policy, streams=FAST_STREAMS + 1).path == "cached"
-    assert Session(policy, streams=FAST_STREAMS + 1, path="fast").path == "fast"
+    assert Session(policy, streams=NUMPY_STREAMS).path == "fast"
+    assert Session(policy, streams=NUMPY_STREAMS + 1).path == "cached"
+    assert Session(policy, streams=NUMPY_STREAMS + 1, path="fast").path == "fast"
     assert Session(policy, path="cached").path == "cached"
     assert Session(policy.bfloat16()).path == "cached"
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from uat.engines.rollout import AHEAD, Player, apart, side_by_side
+from uat.engines.rollout import AHEAD, RolloutRunner, apart, side_by_side
 from uat.episode import Noise
 from uat.recipes import recipe
 
 CPU, COUNT = torch.device("cpu"), 4
 
 
-class Drawing(Player):
+class Drawing(RolloutRunner):
     """Tells which episodes it draws noise for."""
 
     def __init__(self, domain: str = "darkroom") -> None:

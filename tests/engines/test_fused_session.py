@@ -18,12 +18,13 @@ pytest.importorskip("triton")
 from triton.runtime.errors import OutOfResources
 
 from tests.builders import interpreted, random_trajectory, randomise
-from uat import Session
+from uat import Session, engines
+from uat.engines import kernels
+from uat.engines.fused import FusedUAT
 from uat.engines.triton import step as triton_step
 from uat.episode import Step
 from uat.methods import METHODS
 from uat.methods.policy import TransformerPolicy
-from uat.methods.uat import UAT
 from uat.spec import Assets, Discrete, Items, Spec, Vector, Weights
 
 DEVICE = "cuda" if CUDA else "cpu"
@@ -37,11 +38,8 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     if CUDA:
         return
 
-    def fuse(self: TransformerPolicy) -> None:
-        self.fused = True
-
-    monkeypatch.setattr("uat.serving.session.on_gpu", lambda policy: True)
-    monkeypatch.setattr(TransformerPolicy, "fuse", fuse)
+    monkeypatch.setattr(engines, "on_gpu", lambda policy: True)
+    monkeypatch.setattr(kernels, "unsupported_step", lambda *parts: None)
     monkeypatch.setattr(triton_step, "CHUNK", 16)
 
 
@@ -97,7 +95,7 @@ def test_the_choice_is_the_kernels_own(method: str, masked: bool, monkeypatch: p
         ]
 
     expected = torch.stack(play(Session(policy, streams=streams, path="cached")))
-    for module in ("acting", "contracts", "methods.uat", "methods.vanilla", "serving.session"):
+    for module in ("contracts", "engines.fused", "serving.session"):
         monkeypatch.setattr(f"uat.{module}.choose", None)
     found = torch.stack(play(Session(policy, streams=streams, path="fast")))
     assert torch.equal(found, expected)
@@ -112,16 +110,6 @@ def test_copies_decide_as_the_original() -> None:
     expected = session.act(obs, reward=[0.5, -0.5])
     session.act(obs, reward=[1.0, 1.0])
     assert all(torch.equal(twin.act(obs, reward=[0.5, -0.5]), expected) for twin in twins)
-
-
-def test_the_policy_stays_on_its_path() -> None:
-    policy = build("uat")
-    session = Session(policy, streams=2, path="fast")
-    session.act(torch.zeros(2, 5))
-    assert not policy.fused
-    policy.fused = True
-    Session(policy, streams=2, path="fast").act(torch.zeros(2, 5))
-    assert policy.fused
 
 
 @pytest.mark.parametrize(
@@ -153,23 +141,23 @@ def logits_of(session: Session, obs: torch.Tensor, reward: torch.Tensor) -> torc
         first=torch.ones(streams, dtype=torch.bool),
     ).to(DEVICE)
     with torch.no_grad():
-        return session._agent.step(session._state, step)[0]
+        return session._engine.step(session._state, step)[0]
 
 
 @pytest.mark.kernels
 def test_unasked_any_number_of_streams_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = build("uat")
     assert [Session(policy, streams=streams).path for streams in (1, 20)] == ["fast", "fast"]
-    monkeypatch.setattr(TransformerPolicy, "fuse", lambda self: "the sizes are odd")
+    monkeypatch.setattr(kernels, "unsupported_step", lambda *parts: "the sizes are odd")
     assert Session(policy, streams=2).path == "cached"
 
 
 def test_kernels_are_compiled_when_it_opens(monkeypatch: pytest.MonkeyPatch) -> None:
     """One step of nothing is taken then, and no episode knows of it: decisions are those of the cached step, above."""
     seen: list[Step] = []
-    plain = UAT.decide
+    decide = FusedUAT.decide
     monkeypatch.setattr(
-        UAT, "decide", lambda self, state, step, *drawn: (seen.append(step), plain(self, state, step))[1]
+        FusedUAT, "decide", lambda self, state, step, *drawn: (seen.append(step), decide(self, state, step))[1]
     )
     session = Session(build("uat"), streams=3, path="fast")
     (step,) = seen
@@ -205,7 +193,7 @@ def test_a_policy_that_cannot_be_copied_is_cached() -> None:
 
 
 def test_a_policy_without_one_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TransformerPolicy, "fuse", lambda self: "the sizes are odd")
+    monkeypatch.setattr(kernels, "unsupported_step", lambda *parts: "the sizes are odd")
     with pytest.raises(ValueError, match="path='fast' is not possible: the sizes are odd"):
         Session(build("uat"), streams=2, path="fast")
     gtrxl = METHODS["gtrxl"].build(SPEC, METHODS["gtrxl"].configure(**SMALL)).to(DEVICE)

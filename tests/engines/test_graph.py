@@ -20,7 +20,7 @@ from uat.config import RunConfig, override
 from uat.contracts import Agent, Recording, Simulator
 from uat.domains import split_seed
 from uat.engines.graph import Captured, _held
-from uat.engines.rollout import Player
+from uat.engines.rollout import RolloutRunner
 from uat.episode import Noise, Trajectory
 from uat.recipes import recipe
 from uat.runs import Run
@@ -87,7 +87,7 @@ def test_worlds_are_the_same_bits_on_both_devices(schedule: str) -> None:
     domain = config(domain__schedule=schedule, domain__tie_break="random", domain__shift_steps=(4, 8)).build_domain()
     ids = torch.arange(5000)
     here, there = (
-        Player(None, domain.simulator("train", device), device=device, sampled=True).noise(ids.to(device), SEED)
+        RolloutRunner(None, domain.simulator("train", device), device=device, sampled=True).noise(ids.to(device), SEED)
         for device in (CPU, CUDA)
     )
     assert here.keys() == there.keys()
@@ -100,7 +100,7 @@ def test_worlds_are_the_same_bits_on_both_devices(schedule: str) -> None:
 def test_a_policy_plays_the_same_episodes_on_both_devices(sampled: bool) -> None:
     domain = config().build_domain()
     here, there = (
-        Player(
+        RolloutRunner(
             build_policy(config(), domain, device), domain.simulator("train", device), device=device, sampled=sampled
         ).play(IDS, SEED)
         for device in (CPU, CUDA)
@@ -115,7 +115,7 @@ def test_a_policy_plays_the_same_episodes_on_both_devices(sampled: bool) -> None
 def test_a_captured_rollout_equals_the_eager_one(sampled: bool) -> None:
     domain = config().build_domain()
     policy, simulator = build_policy(config(), domain, CUDA), domain.simulator("train", CUDA)
-    player = Player(policy, simulator, device=CUDA, sampled=sampled)
+    player = RolloutRunner(policy, simulator, device=CUDA, sampled=sampled)
     for ids in (IDS, IDS + 1000, IDS.flip(0)):  # captured by the first, replayed by the others
         played = player.play(ids, SEED)
         assert_same(played, eager(policy, simulator, player.noise(ids.to(CUDA), SEED)))
@@ -134,7 +134,7 @@ def test_a_corrupted_channel_is_captured_and_fused_like_the_true_one(channel: di
     told = config(**channel, train__precision="fp32")
     domain = told.build_domain()
     policy, slow = (build_policy(told, domain, device) for device in (CUDA, CPU))
-    player = Player(policy, domain.simulator("train", CUDA), device=CUDA, sampled=True)
+    player = RolloutRunner(policy, domain.simulator("train", CUDA), device=CUDA, sampled=True)
     assert player.path == "cuda graph, fused step"
     for ids in (IDS, IDS + 1000):
         played = player.play(ids, SEED)
@@ -151,7 +151,7 @@ def test_a_corrupted_channel_is_captured_and_fused_like_the_true_one(channel: di
 def test_a_captured_rollout_follows_the_weights() -> None:
     domain = config().build_domain()
     policy, simulator = build_policy(config(), domain, CUDA), domain.simulator("train", CUDA)
-    player = Player(policy, simulator, device=CUDA, sampled=True)
+    player = RolloutRunner(policy, simulator, device=CUDA, sampled=True)
     before = player.play(IDS, SEED).action.clone()
     with torch.no_grad():
         for parameter in policy.parameters():
@@ -164,7 +164,7 @@ def test_a_captured_rollout_follows_the_weights() -> None:
 def test_another_number_of_episodes_is_captured_anew() -> None:
     domain = config().build_domain()
     policy, simulator = build_policy(config(), domain, CUDA), domain.simulator("train", CUDA)
-    player = Player(policy, simulator, device=CUDA, sampled=False)
+    player = RolloutRunner(policy, simulator, device=CUDA, sampled=False)
     for count in (64, 7, 64):
         assert_same(player.play(IDS[:count], SEED), eager(policy, simulator, player.noise(IDS[:count].to(CUDA), SEED)))
 
@@ -175,7 +175,7 @@ def test_captured_references_equal_those_on_a_cpu(name: str) -> None:
     played = []
     for device in (CPU, CUDA):
         agent = None if name == "expert" else domain.references()[name]
-        player = Player(agent, domain.simulator("test", device), device=device, sampled=name == "random")
+        player = RolloutRunner(agent, domain.simulator("test", device), device=device, sampled=name == "random")
         played.append([player.play(ids, SEED).map(torch.clone) for ids in (IDS, IDS + 64)])
     for here, there in zip(*played, strict=True):
         assert_same(here, there)
@@ -186,18 +186,18 @@ def test_captured_references_equal_those_on_a_cpu(name: str) -> None:
 
 def test_captured_epochs_equal_eager_ones(tmp_path: Path) -> None:
     fast, slow = new_trainer(tmp_path / "fast"), new_trainer(tmp_path / "slow")
-    replayed, plain = fast.epoch(fast.policy.phases()[0]), slow.epoch(slow.policy.phases()[0])
+    replayed, plain = (one.epoch(one.engine.learner.phases()[0]) for one in (fast, slow))
     with seeded(0, CUDA):
         for index in range(5):
             told = replayed.run(index, index + 1)
             ids = torch.arange(index * 64, (index + 1) * 64, device=CUDA)
-            trajectory = eager(slow.policy, slow.player.simulator, slow.player.noise(ids, SEED))
+            trajectory = eager(slow.policy, slow.rollouts.simulator, slow.rollouts.noise(ids, SEED))
             set_rates(slow.checkpoint.optimizer, slow.config.train, index + 1)
-            expected = plain.optimize(trajectory)
+            expected = plain.updates.plain(trajectory)
             for name, value in expected.items():
                 torch.testing.assert_close(told[name], value.detach(), atol=1e-9, rtol=1e-9)
-    assert replayed.captured is not None
-    assert plain.captured is None
+    assert replayed.updates.captured is not None
+    assert plain.updates.captured is None
     before = weights_of(new_trainer(tmp_path / "untrained"))
     ours, theirs = weights_of(fast), weights_of(slow)
     for name, tensor in ours.items():
@@ -207,14 +207,14 @@ def test_captured_epochs_equal_eager_ones(tmp_path: Path) -> None:
 
 def test_warm_up_leaves_weights_and_adam_untouched(tmp_path: Path) -> None:
     trainer = new_trainer(tmp_path)
-    epoch = trainer.epoch(trainer.policy.phases()[0])
-    trajectory = trainer.player.play(IDS, SEED)
+    epoch = trainer.epoch(trainer.engine.learner.phases()[0])
+    trajectory = trainer.rollouts.play(IDS, SEED)
     before = weights_of(trainer)
     with seeded(0, CUDA):
-        Captured(lambda: epoch.optimize(trajectory), preserve=trainer.checkpoint.tensors().values())
+        Captured(lambda: epoch.updates.plain(trajectory), preserve=trainer.checkpoint.tensors().values())
         after = weights_of(trainer)
         assert all(torch.equal(before[name], after[name]) for name in before)
-        Captured(lambda: epoch.optimize(trajectory))
+        Captured(lambda: epoch.updates.plain(trajectory))
     spoilt = weights_of(trainer)
     assert not torch.equal(spoilt["policy.backbone.positions"], before["policy.backbone.positions"])
     assert spoilt["adam.step.backbone.positions"] > before["adam.step.backbone.positions"]
@@ -223,7 +223,7 @@ def test_warm_up_leaves_weights_and_adam_untouched(tmp_path: Path) -> None:
 def test_rates_reach_a_captured_step(tmp_path: Path) -> None:
     """A cosine ends at zero: the last epoch replays the same graph and changes no weight."""
     trainer = new_trainer(tmp_path, train__epochs=3, train__lr_schedule="cosine")
-    epoch = trainer.epoch(trainer.policy.phases()[0])
+    epoch = trainer.epoch(trainer.engine.learner.phases()[0])
     with seeded(0, CUDA):
         epoch.run(0, 1)
         once = weights_of(trainer)["policy.backbone.positions"]
@@ -236,8 +236,8 @@ def test_rates_reach_a_captured_step(tmp_path: Path) -> None:
 
 def test_dropout_in_a_captured_step_follows_the_seed(tmp_path: Path) -> None:
     trainer = new_trainer(tmp_path, method__dropout=0.5)
-    epoch = trainer.epoch(trainer.policy.phases()[0])
-    trajectory = trainer.player.play(IDS, SEED)
+    epoch = trainer.epoch(trainer.engine.learner.phases()[0])
+    trajectory = trainer.rollouts.play(IDS, SEED)
     with seeded(0, CUDA):
         step = Captured(
             lambda: trainer.policy.train().loss(trainer.policy.spec.clock.batch(trajectory))["imitation"][0]
@@ -247,21 +247,21 @@ def test_dropout_in_a_captured_step_follows_the_seed(tmp_path: Path) -> None:
             torch.manual_seed(seed)
             losses.append(step().item())
     assert losses[0] == losses[2] != losses[1]
-    assert epoch.captured is None
+    assert epoch.updates.captured is None
 
 
 def test_random_starts_reach_a_captured_step(tmp_path: Path) -> None:
     trainer = new_trainer(tmp_path, train__random_start=True, method__max_positions=40)
-    epoch = trainer.epoch(trainer.policy.phases()[0])
+    epoch = trainer.epoch(trainer.engine.learner.phases()[0])
     with seeded(0, CUDA):
         epoch.run(0, 1)
-        assert epoch.start_B is not None
-        first, address = epoch.start_B.clone(), epoch.start_B.data_ptr()
+        assert epoch.updates.start_B is not None
+        first, address = epoch.updates.start_B.clone(), epoch.updates.start_B.data_ptr()
         epoch.run(1, 2)
-    assert epoch.start_B.data_ptr() == address
-    assert not torch.equal(epoch.start_B, first)
-    assert epoch.start_B.min() >= 0
-    assert epoch.start_B.max() <= 40 - 12
+    assert epoch.updates.start_B.data_ptr() == address
+    assert not torch.equal(epoch.updates.start_B, first)
+    assert epoch.updates.start_B.min() >= 0
+    assert epoch.updates.start_B.max() <= 40 - 12
 
 
 # ---------------------------------------------------------------- the host is not asked
@@ -270,7 +270,7 @@ def test_random_starts_reach_a_captured_step(tmp_path: Path) -> None:
 def test_nothing_in_a_rollout_waits_for_the_device() -> None:
     domain = config(domain__shift_steps=(4, 8)).build_domain()
     policy, simulator = build_policy(config(), domain, CUDA), domain.simulator("train", CUDA)
-    noise = Player(policy, simulator, device=CUDA, sampled=True).noise(IDS.to(CUDA), SEED)
+    noise = RolloutRunner(policy, simulator, device=CUDA, sampled=True).noise(IDS.to(CUDA), SEED)
     eager(policy, simulator, noise)
     with no_synchronisation():
         eager(policy, simulator, noise)
@@ -279,13 +279,13 @@ def test_nothing_in_a_rollout_waits_for_the_device() -> None:
 
 def test_nothing_in_an_optimizer_step_waits_for_the_device(tmp_path: Path) -> None:
     trainer = new_trainer(tmp_path)
-    epoch = trainer.epoch(trainer.policy.phases()[0])
-    trajectory = trainer.player.play(IDS, SEED)
+    epoch = trainer.epoch(trainer.engine.learner.phases()[0])
+    trajectory = trainer.rollouts.play(IDS, SEED)
     with seeded(0, CUDA):
-        epoch.optimize(trajectory)
+        epoch.updates.plain(trajectory)
         with no_synchronisation():
             set_rates(trainer.checkpoint.optimizer, trainer.config.train, 2)
-            epoch.optimize(trajectory)
+            epoch.updates.plain(trajectory)
 
 
 def test_the_check_for_waiting_works() -> None:

@@ -18,9 +18,9 @@ from uat.engines import kernels
 from uat.engines.graph import Captured
 from uat.engines.triton import adam as triton_adam
 from uat.engines.triton.adam import CHUNK, fits, fused_adam
+from uat.engines.update import optimize
 from uat.episode import Batch
 from uat.methods import Phase
-from uat.training.optimizing import optimize
 
 DEVICE = "cuda" if CUDA else "cpu"
 SHAPES = [(1,), (CHUNK - 1,), (CHUNK,), (CHUNK + 1,), (5,), (40, 33)]

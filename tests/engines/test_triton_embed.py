@@ -148,7 +148,7 @@ def check_pass(backbone: Transformer, batch: Batch) -> None:
     found = []
     for attend in (
         lambda: backbone.attend(backbone.embed(batch.obs, batch.start)),
-        lambda: fused_features(backbone, None, batch),
+        lambda: fused_features(backbone, None, batch, torch.zeros((), dtype=torch.long, device=DEVICE)),
     ):
         batch.obs.grad = None
         found.append(result(backbone, attend))

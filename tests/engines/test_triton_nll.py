@@ -11,6 +11,7 @@ CUDA = torch.cuda.is_available()
 pytest.importorskip("triton")
 
 from tests.engines.test_triton_train import SMALL, build, some_batch
+from uat.engines.fused import fused_view
 from uat.engines.triton.nll import fits, fused_nll
 from uat.episode import masked_sum
 from uat.nn.heads import DiscreteHead, Head, WeightsHead
@@ -87,8 +88,8 @@ def test_large_logits_do_not_overflow() -> None:
 
 def test_a_policy_takes_it_in_training_alone() -> None:
     policy, batch = build("uat", {**SMALL, "num_layers": 1}, 20), some_batch(2, 5)
-    policy.fused_pass = True
-    (fast, count), slow = policy.loss(batch)["imitation"], policy.eval().loss(batch)["imitation"]
+    view = fused_view(policy, fused_pass=True)
+    (fast, count), slow = view.loss(batch)["imitation"], view.eval().loss(batch)["imitation"]
     assert fast.grad_fn is not None
     assert "FusedNll" in fast.grad_fn.name()
     assert slow[0].grad_fn is not None

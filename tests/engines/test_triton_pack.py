@@ -13,6 +13,7 @@ CUDA = torch.cuda.is_available()
 pytest.importorskip("triton")
 
 from tests.builders import randomise
+from uat.engines.fused import utility_of
 from uat.engines.triton import pack as triton_pack
 from uat.engines.triton.acting import SMALL
 from uat.engines.triton.complete_weights import feedback, projections
@@ -64,8 +65,8 @@ def slowly(policy: TransformerPolicy, *, half: bool, dealt: bool) -> Packed:
     if half:
         most = torch.finfo(torch.float16).max
         packed = packed.clamp(-most, most).half()
-    if policy.gates is not None:
-        told = feedback(policy.gates)
+    if (utility := utility_of(policy)) is not None:
+        told = feedback(utility)
         if dealt and d * told.token.shape[1] <= SMALL.value:
             told = told._replace(token=torch.cat([deal(part) for part in told.token.split(d)]))
     return Packed(packed, torch.cat(vectors), told, dealt)
@@ -73,7 +74,7 @@ def slowly(policy: TransformerPolicy, *, half: bool, dealt: bool) -> Packed:
 
 def check(policy: TransformerPolicy, precise: str, *, dealt: bool) -> None:
     with precision(precise), torch.no_grad():
-        found = pack(policy.backbone, policy.gates)
+        found = pack(policy.backbone, utility_of(policy))
         expected = slowly(policy, half=precise == "tf32", dealt=dealt)
     assert found.dealt == dealt
     assert found.matrices.isnan().any()
@@ -120,9 +121,9 @@ def test_gates_of_wide_utilities_are_left_as_they_are() -> None:
     policy = build("uat", d_model=64, num_heads=4, d_ff=64, num_layers=1, d_utility=128)
     check(policy, "tf32", dealt=True)
     with precision("tf32"):
-        told = pack(policy.backbone, policy.gates).feedback
+        told = pack(policy.backbone, utility_of(policy)).feedback
     assert told is not None
-    assert told.token is cast(nn.Linear, cast(Any, policy.gates).token).weight
+    assert told.token is cast(nn.Linear, cast(Any, utility_of(policy)).token).weight
 
 
 @pytest.mark.parametrize("method", ["vanilla", "uat"])

@@ -16,14 +16,16 @@ pytest.importorskip("triton")
 from tests.builders import interpreted, randomise
 from uat.acting import rollout
 from uat.domains.darkroom.world import DarkRoomConfig, DarkRoomSimulator
+from uat.engines import FusedEngine, plan
 from uat.engines import worlds as worlds_module
+from uat.engines.fused import VIEWS, FusedPolicy, WhollyFusedPolicy, fused_view
 from uat.engines.triton import pack as triton_pack
 from uat.engines.triton import play as triton_play
 from uat.engines.triton import step as triton_step
 from uat.engines.triton.darkroom import FusedDarkRoom
 from uat.episode import Noise, Step, Trajectory
 from uat.methods import METHODS
-from uat.methods.policy import Policy, TransformerPolicy
+from uat.methods.policy import TransformerPolicy
 from uat.methods.uat import UAT
 from uat.noise import gumbel
 from uat.training.surroundings import precision
@@ -32,7 +34,9 @@ DEVICE = "cuda" if CUDA else "cpu"
 SMALL = {"d_model": 32, "num_heads": 2, "num_layers": 1, "d_ff": 64, "dropout": 0.0}
 LONG = 66 if CUDA else 18
 """More steps than are read at a time."""
-PLAYS = [name for name, m in METHODS.items() if issubclass(m.policy, Policy) and m.policy.play is not Policy.play]
+PLAYS = [name for name, m in METHODS.items() if issubclass(VIEWS.get(m.policy, FusedPolicy), WhollyFusedPolicy)]
+FEW = 132
+"""Policies that share the device, so that few programs serve all worlds: the interpreter runs them one by one."""
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +53,6 @@ def room(**settings: Any) -> DarkRoomSimulator:
 def build(method: str, simulator: DarkRoomSimulator, **sizes: int) -> TransformerPolicy:
     policy = METHODS[method].build(simulator.spec, METHODS[method].configure(**{**SMALL, **sizes}))
     assert isinstance(policy, TransformerPolicy)
-    policy.share_device(132)  # so that few programs serve all worlds: the interpreter goes through them one by one
     return randomise(policy, 1).float().to(DEVICE).eval()
 
 
@@ -59,19 +62,34 @@ def some_noise(simulator: DarkRoomSimulator, worlds: int) -> tuple[Noise, torch.
     return simulator.noise(ids, 3), drawn
 
 
-def both(policy: TransformerPolicy, simulator: DarkRoomSimulator, worlds: int, *, sampled: bool) -> list[Trajectory]:
+def both(
+    policy: TransformerPolicy, simulator: DarkRoomSimulator, worlds: int, *, sampled: bool, policies: int = FEW
+) -> list[Trajectory]:
     """The same episodes step by step, nothing fused, and then in one launch."""
     noise, drawn = some_noise(simulator, worlds)
-    found = []
-    for policy.fused in (False, True):
-        rooms = FusedDarkRoom(simulator) if policy.fused else simulator
-        assert policy.plays(rooms) == policy.fused
-        found.append(rollout(policy, rooms, noise, drawn if sampled else None))
-    return found
+    gumbel_BTA = drawn if sampled else None
+    view, room = fused_view(policy, concurrent_policies=policies), FusedDarkRoom(simulator)
+    assert view.supports_fused_rollout(room)
+    with torch.no_grad():
+        return [rollout(policy, simulator, noise, gumbel_BTA), view.fused_rollout(room, noise, gumbel_BTA)]
 
 
-def check(policy: TransformerPolicy, simulator: DarkRoomSimulator, worlds: int, *, sampled: bool = True) -> None:
-    slow, fast = both(policy, simulator, worlds, sampled=sampled)
+def play(
+    policy: TransformerPolicy, room: DarkRoomSimulator, noise: Noise, drawn: torch.Tensor, policies: int = FEW
+) -> Trajectory:
+    """Episodes of an engine that takes the policy's steps by kernels."""
+    return FusedEngine(policy, concurrent_policies=policies).rollout(room, noise, drawn)
+
+
+def check(
+    policy: TransformerPolicy,
+    simulator: DarkRoomSimulator,
+    worlds: int,
+    *,
+    sampled: bool = True,
+    policies: int = FEW,
+) -> None:
+    slow, fast = both(policy, simulator, worlds, sampled=sampled, policies=policies)
     for name in ("obs", "action", "reward", "done", "target", "valid"):
         assert torch.equal(getattr(slow, name), getattr(fast, name)), name
     assert slow.facts.keys() == fast.facts.keys()
@@ -96,36 +114,29 @@ def test_so_are_they_in_other_rooms(settings: dict[str, Any]) -> None:
 
 def test_greedy_ones_too_and_several_streams_to_a_program() -> None:
     simulator = room()
-    policy = build("uat", simulator, num_heads=4)
-    policy.share_device(60)
-    check(policy, simulator, 9, sampled=False)
+    check(build("uat", simulator, num_heads=4), simulator, 9, sampled=False, policies=60)
 
 
-def test_only_a_fused_policy_in_a_room_that_is_fused_plays_so() -> None:
+def test_only_a_whole_step_in_a_room_that_is_fused_plays_so() -> None:
     simulator = room()
-    policy = build("uat", simulator)
-    fused = FusedDarkRoom(simulator)
-    assert not policy.plays(fused)
-    policy.fused = True
-    assert not policy.plays(simulator)
-    assert policy.plays(fused)
-    other = build("dt", simulator)
-    other.fused = True
-    assert not other.plays(fused)
+    fused, policy = FusedDarkRoom(simulator), build("uat", simulator)
+    assert fused_view(policy).supports_fused_rollout(fused)
+    assert not fused_view(policy).supports_fused_rollout(simulator)
+    assert not fused_view(policy, fused_step=False).supports_fused_rollout(fused)
+    assert not fused_view(build("dt", simulator)).supports_fused_rollout(fused)
 
 
 def test_a_room_of_another_shape_is_played_step_by_step() -> None:
     """The kernel counts steps and rewards as the policy knows them."""
     simulator, longer = FusedDarkRoom(room()), FusedDarkRoom(room(horizon=8))
     policy = build("uat", longer)
-    policy.fused = True
-    assert policy.plays(longer)
-    assert not policy.plays(simulator)
+    assert fused_view(policy).supports_fused_rollout(longer)
+    assert not fused_view(policy).supports_fused_rollout(simulator)
     noise, drawn = some_noise(simulator, 2)
-    assert rollout(policy, simulator, noise, drawn).action.shape == (2, 4)
+    assert play(policy, simulator, noise, drawn).action.shape == (2, 4)
 
 
-def test_who_changes_a_room_or_a_step_is_not_played_by_the_kernel_of_another() -> None:
+def test_who_changes_a_room_or_a_step_is_not_played_by_the_kernel_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     class Other(DarkRoomSimulator):
         def expert(self, world: Any) -> torch.Tensor:
             return torch.zeros_like(world.position_B)
@@ -134,31 +145,29 @@ def test_who_changes_a_room_or_a_step_is_not_played_by_the_kernel_of_another() -
         def decide(self, *args: Any, **named: Any) -> Any:
             return super().decide(*args, **named)
 
-    simulator = FusedDarkRoom(room())
-    policy, other = build("uat", simulator), Other(simulator.config, DEVICE)
-    assert isinstance(policy, UAT)
-    another = Another(simulator.spec, policy.config)
-    policy.fused = another.fused = True
+    monkeypatch.setattr(worlds_module, "compiles", lambda device: True)
+    simulator = room()
+    other = Other(simulator.config, DEVICE)
+    assert isinstance(worlds_module.fused_simulator(simulator, torch.device(DEVICE)), FusedDarkRoom)
     assert worlds_module.fused_simulator(other, torch.device(DEVICE)) is other
-    assert policy.plays(simulator)
-    assert not policy.plays(other)
-    assert not another.plays(simulator)
+    policy = build("uat", simulator)
+    assert isinstance(policy, UAT)
+    assert "Another is a class of its own" in (plan(Another(simulator.spec, policy.config)).refused or "")
 
 
 def test_noise_may_lie_in_any_order() -> None:
     simulator = FusedDarkRoom(room())
     policy = build("uat", simulator)
     noise, drawn = some_noise(simulator, 4)
-    policy.fused = True
-    expected = rollout(policy, simulator, noise, drawn)
+    expected = play(policy, simulator, noise, drawn)
     turned = {name: value.t().contiguous().t() for name, value in noise.items()}
-    found = rollout(policy, simulator, turned, drawn.transpose(0, 2).contiguous().transpose(0, 2))
+    found = play(policy, simulator, turned, drawn.transpose(0, 2).contiguous().transpose(0, 2))
     assert torch.equal(expected.action, found.action)
     assert torch.equal(expected.obs, found.obs)
 
 
 @pytest.mark.parametrize(
-    ("method", "sizes", "horizon", "worlds", "beside"),
+    ("method", "sizes", "horizon", "worlds", "policies"),
     [
         ("uat", {"d_model": 16, "num_heads": 1, "d_ff": 16}, 2, 3, 132),
         interpreted("uat", {}, 4, 3, 132),
@@ -169,26 +178,25 @@ def test_noise_may_lie_in_any_order() -> None:
     ],
 )
 def test_in_half_precision_they_are_those_of_the_fused_step(
-    method: str, sizes: dict[str, int], horizon: int, worlds: int, beside: int, monkeypatch: pytest.MonkeyPatch
+    method: str, sizes: dict[str, int], horizon: int, worlds: int, policies: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Keys and values that were not written yet are no numbers here, and do not matter."""
     simulator = FusedDarkRoom(room(horizon=horizon))
     policy = build(method, simulator, **sizes)
-    policy.share_device(beside)
     noise, drawn = some_noise(simulator, worlds)
-    policy.fused = True
+    view = fused_view(policy, concurrent_policies=policies)
     empty = triton_play._room
 
     monkeypatch.setattr(triton_play, "_room", lambda *given: empty(*given).fill_(torch.nan))
     with precision("tf32"):
-        whole = rollout(policy, simulator, noise, drawn)
-        state, logits = policy.init_state(worlds, horizon, DEVICE), []
+        whole = play(policy, simulator, noise, drawn, policies)
+        state, logits = view.init_state(worlds, horizon, DEVICE), []
         for t in range(horizon):
             told = {"prev_action": whole.action[:, t - 1], "prev_reward": whole.reward[:, t - 1]}
             if t == 0:
                 told = {"prev_action": torch.full_like(whole.action[:, 0], -1), "prev_reward": whole.reward[:, 0] * 0}
             first = torch.full_like(whole.done[:, 0], t == 0)
-            now, state = policy.step(state, Step(obs=whole.obs[:, t], first=first, **told))
+            now, state = view.step(state, Step(obs=whole.obs[:, t], first=first, **told))
             logits.append(now)
     assert torch.equal((torch.stack(logits, 1) + drawn).argmax(-1), whole.action)
 
@@ -214,14 +222,14 @@ def test_a_rollout_is_two_launches(method: str, monkeypatch: pytest.MonkeyPatch)
     simulator = FusedDarkRoom(room(horizon=2))
     policy = build(method, simulator, d_model=16, d_ff=16)
     noise, drawn = some_noise(simulator, 3)
-    policy.fused = True
+    engine = FusedEngine(policy, concurrent_policies=FEW)
     with precision("tf32"):
-        rollout(policy, simulator, noise, drawn)  # orders and the like are made once
+        engine.rollout(simulator, noise, drawn)  # orders and the like are made once
         seen = Launches()
         monkeypatch.setattr(triton_pack, "_pack", seen.kernel("_pack"))
         monkeypatch.setattr(triton_play, "_play", seen.kernel("_play"))
         with seen:
-            rollout(policy, simulator, noise, drawn)
+            engine.rollout(simulator, noise, drawn)
     assert seen.names == ["_pack", "_play"]
 
 
@@ -229,35 +237,25 @@ def test_noise_may_be_of_double_precision() -> None:
     simulator = FusedDarkRoom(room())
     policy = build("vanilla", simulator)
     noise, drawn = some_noise(simulator, 2)
-    policy.fused = True
-    found = [rollout(policy, simulator, noise, given).action for given in (drawn, drawn.double())]
+    found = [play(policy, simulator, noise, given).action for given in (drawn, drawn.double())]
     assert torch.equal(*found)
 
 
-def test_whoever_plays_decides_step_by_step_in_the_same_class() -> None:
-    """A method with a step of its own must not be played by another's kernel."""
+def test_methods_whose_whole_step_is_a_kernel_play_so() -> None:
     assert {"uat", "vanilla"} <= set(PLAYS)
-    for name in PLAYS:
-        policy = METHODS[name].policy
-        for step in ("step", "decide", "init_state"):
-            assert _owner(policy, step) is _owner(policy, "play"), (name, step)
-
-
-def _owner(kind: type, name: str) -> type:
-    return next(base for base in kind.__mro__ if name in vars(base))
+    assert not {"adt", "dt"} & set(PLAYS)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
 @pytest.mark.parametrize("method", ["uat", "vanilla"])
-@pytest.mark.parametrize(("worlds", "beside"), [(256, 1), (257, 3), (63, 1)])
-def test_the_same_at_full_size(method: str, worlds: int, beside: int) -> None:
+@pytest.mark.parametrize(("worlds", "policies"), [(256, 1), (257, 3), (63, 1)])
+def test_the_same_at_full_size(method: str, worlds: int, policies: int) -> None:
     """Products of float32 rounded three ways add up in another order than torch's: an action in some thousands may
     differ, and what follows it."""
     simulator = room(size=10, horizon=60)
     policy = build(method, simulator, d_model=64, num_heads=4, num_layers=3, d_ff=128)
-    policy.share_device(beside)
-    slow, fast = both(policy, simulator, worlds, sampled=True)
+    slow, fast = both(policy, simulator, worlds, sampled=True, policies=policies)
     same = (slow.action == fast.action).all(1)
     assert same.float().mean() > 0.97
     torch.testing.assert_close(slow.reward[same], fast.reward[same], rtol=0, atol=0)

@@ -21,11 +21,12 @@ import triton.language as tl
 from tests.builders import crossed, interpreted, random_batch, randomise
 from uat.bench.steps import plain
 from uat.distributions import choose
-from uat.engines import kernels
+from uat.engines import kernels, plan
+from uat.engines.fused import PackedCache, fused_view, utility_of
 from uat.engines.triton import step as triton_step
 from uat.engines.triton.complete_weights import room
 from uat.engines.triton.parts import normed_at_once
-from uat.engines.triton.step import MOST_PASTS, ROWS, WIDEST, served, unfit
+from uat.engines.triton.step import MOST_PASTS, ROWS, WIDEST, served, unsupported_reason
 from uat.episode import Step
 from uat.methods import METHODS
 from uat.methods.policy import TransformerPolicy
@@ -63,25 +64,24 @@ def cache_of(state: Any) -> KVCache:
 
 def open_fused(policy: TransformerPolicy, streams: int, steps: int) -> Any:
     """A memory for the fused step, whose unused slots hold nonsense."""
-    policy.fused = True
-    state = policy.init_state(streams, steps, DEVICE)
-    policy.fused = False
+    state = fused_view(policy).init_state(streams, steps, DEVICE)
     kv = cache_of(state).kv_L2BHSE
     kv.fill_(min(POISON, torch.finfo(kv.dtype).max))
     return state
 
 
-def both(policy: TransformerPolicy, slow: Any, fast: Any, step: Step, gumbel_BA: Tensor | None = None) -> Any:
+def both(
+    policy: TransformerPolicy, slow: Any, fast: Any, step: Step, gumbel_BA: Tensor | None = None, policies: int = 1
+) -> Any:
     """Logits and state of the slow step, then of the fused one with what it chose."""
+    view = fused_view(policy, concurrent_policies=policies)
     with torch.no_grad():
         expected, slow = policy.step(slow, step)
-        policy.fused = True
         kept = tuple(x.clone() for x in tensors(fast))
-        choice, _ = policy.decide(fast, step, gumbel_BA)
+        choice, _ = view.decide(fast, step, gumbel_BA)
         for x, value in zip(tensors(fast), kept, strict=True):
             x.copy_(value)
-        found, fast = policy.step(fast, step)
-        policy.fused = False
+        found, fast = view.step(fast, step)
     return expected, slow, found, fast, choice
 
 
@@ -92,7 +92,7 @@ def tensors(state: Any) -> list[Tensor]:
     return [cache.kv_L2BHSE, cache.length_B, *others]
 
 
-def worst_difference(policy: TransformerPolicy, streams: int, steps: int) -> float:
+def worst_difference(policy: TransformerPolicy, streams: int, steps: int, policies: int = 1) -> float:
     """The largest difference between the two, relative to the largest logit, over steps with restarts on the way."""
     slow: Any = policy.init_state(streams, steps, DEVICE)
     fast = open_fused(policy, streams, steps)
@@ -107,7 +107,7 @@ def worst_difference(policy: TransformerPolicy, streams: int, steps: int) -> flo
         known = {"prev_action": action.to(DEVICE), "prev_reward": random(streams), "first": first.to(DEVICE)}
         step = Step(obs=random(streams, 5), **known)
         gumbel_BA = -torch.log(-torch.log(torch.rand(streams, 4, generator=generator))).to(DEVICE)
-        expected, slow, found, fast, choice = both(policy, slow, fast, step, gumbel_BA)
+        expected, slow, found, fast, choice = both(policy, slow, fast, step, gumbel_BA, policies)
         assert torch.equal(choice, choose(found, SPEC, gumbel_BA))
         worst = max(worst, ((found - expected).abs().max() / expected.abs().max()).item())
     return worst
@@ -154,25 +154,24 @@ def test_a_memory_filled_by_the_fused_step_can_be_made_plain_for_the_slow_one() 
     policy = build("uat")
     with tf32_allowed():
         cache = cache_of(plain(open_fused(policy, 1, 1)))
-    assert (cache.kv_L2BHSE.dtype, cache.packed) == (torch.float32, None)
+    assert (cache.kv_L2BHSE.dtype, type(cache)) == (torch.float32, KVCache)
 
 
 @pytest.mark.parametrize("method", ["tent", "cotta"])
 def test_what_adapts_while_acting_opens_plain_memories_beside_a_fused_learner(method: str) -> None:
     policy: Any = METHODS[method].build(SPEC, METHODS[method].configure(**SMALL)).to(DEVICE)
-    policy.learner.fused = True
+    learner = fused_view(policy.learner)
     with tf32_allowed():
+        assert isinstance(learner.init_state(1, 1, DEVICE), PackedCache)
         cache = policy.init_state(1, 1, DEVICE).cache
-    assert (cache.kv_L2BHSE.dtype, cache.packed) == (torch.float32, None)
+    assert (cache.kv_L2BHSE.dtype, type(cache)) == (torch.float32, KVCache)
 
 
 @pytest.mark.kernels
 @pytest.mark.parametrize(("streams", "steps"), [(2, LONG - 3), (19, 2)])
 def test_the_same_for_a_long_past_and_for_several_streams_in_a_program(streams: int, steps: int) -> None:
-    policy = build("uat")
-    policy.share_device(44)
     with tf32_allowed():
-        assert worst_difference(policy, streams, steps) < 5e-3
+        assert worst_difference(build("uat"), streams, steps, policies=44) < 5e-3
 
 
 def test_numbers_too_large_for_half_precision_are_the_largest_there_and_nan_stays_nan() -> None:
@@ -189,9 +188,7 @@ def test_numbers_too_large_for_half_precision_are_the_largest_there_and_nan_stay
             second.attention.out.weight[0, 0] = value
         with tf32_allowed(), torch.no_grad():
             state = open_fused(policy, 2, 2)
-            policy.fused = True
-            found.append(policy.step(state, step)[0])
-            policy.fused = False
+            found.append(fused_view(policy).step(state, step)[0])
     assert found[0][0].isfinite().all()
     assert torch.equal(found[0][0], found[1][0])
     assert found[1][1].isnan().all()
@@ -206,7 +203,7 @@ def test_numbers_too_large_for_half_precision_are_the_largest_there_and_nan_stay
 )
 def test_utilities_of_any_width_are_filled_up(method: str, width: int, size: tuple[int, int]) -> None:
     policy = build(method, d_utility=width, d_hidden=24)
-    assert unfit(policy.backbone, policy.gates) is None
+    assert unsupported_reason(policy.backbone, utility_of(policy)) is None
     assert worst_difference(policy, *size) < 1e-5
 
 
@@ -228,8 +225,7 @@ def test_a_program_serves_several_streams_where_many_policies_share_the_device(m
     """Of 44 policies each has six programs, so that 19 streams go four to a program, and three to the last."""
     policy = build(method)
     assert served(19, policy.backbone.config.num_heads, 44) == 4
-    policy.share_device(44)
-    assert worst_difference(policy, 19, 2) < 1e-5
+    assert worst_difference(policy, 19, 2, policies=44) < 1e-5
 
 
 @pytest.mark.gpu
@@ -239,10 +235,9 @@ def test_an_action_is_chosen_also_where_logits_are_no_numbers() -> None:
     with torch.no_grad():
         policy.head.linear.bias.fill_(torch.nan)
     state = open_fused(policy, 3, 2)
-    policy.fused = True
     still = {"prev_action": torch.zeros(3, dtype=torch.long), "prev_reward": torch.zeros(3)}
     step = Step(obs=torch.zeros(3, 5), **still, first=torch.ones(3, dtype=torch.bool)).to(DEVICE)
-    choice, _ = policy.decide(state, step)
+    choice, _ = fused_view(policy).decide(state, step)
     assert ((choice >= 0) & (choice < 4)).all()
 
 
@@ -265,8 +260,10 @@ def test_gpus_without_the_instructions_that_kernels_name_are_refused(
 ) -> None:
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    elsewhere: Any = SimpleNamespace(positions=SimpleNamespace(device=torch.device("cuda")))
-    assert "NVIDIA GPU of compute capability 8.0" in (kernels.unfit(elsewhere, None) or "")
+    elsewhere: Any = SimpleNamespace(
+        config=build("vanilla").config, positions=SimpleNamespace(device=torch.device("cuda"))
+    )
+    assert "NVIDIA GPU of compute capability 8.0" in (kernels.unsupported_step(elsewhere, None) or "")
 
 
 @pytest.mark.parametrize(
@@ -288,7 +285,7 @@ def test_gpus_with_too_little_shared_memory_are_refused(
     monkeypatch.setattr(triton_step, "rounding", lambda: "half" if tf32 else "tf32x3")
     place = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32)
     elsewhere: Any = SimpleNamespace(config=policy.backbone.config, positions=place)
-    found = kernels.unfit(elsewhere, policy.gates)
+    found = kernels.unsupported_step(elsewhere, utility_of(policy))
     assert found is None if refused is None else refused in (found or "")
 
 
@@ -299,10 +296,8 @@ def test_gpus_with_too_little_shared_memory_are_refused(
 @pytest.mark.kernels
 def test_the_same_in_half_precision_to_its_eleven_bits(method: str, streams: int, steps: int) -> None:
     """There weights and the past are asked for before they are needed, a past of eighteen steps chunk by chunk."""
-    policy = build(method)
-    policy.share_device(132)  # so that a program serves one, two or four of them
-    with tf32_allowed():
-        assert worst_difference(policy, streams, steps) < 1e-2
+    with tf32_allowed():  # so many policies that a program serves one, two or four streams
+        assert worst_difference(build(method), streams, steps, policies=132) < 1e-2
 
 
 @pytest.mark.gpu
@@ -327,12 +322,10 @@ def test_a_policy_beside_others_gives_the_bits_that_it_gives_alone(method: str, 
         told.append(Step(obs=torch.randn(streams, 5, generator=generator), **known).to(DEVICE))
     found = []
     for policies in (1, 3):
-        policy.share_device(policies)
+        view = fused_view(policy, concurrent_policies=policies)
         with tf32_allowed(), torch.no_grad():
             state = open_fused(policy, streams, steps)
-            policy.fused = True
-            logits = torch.stack([policy.step(state, step)[0] for step in told])
-            policy.fused = False
+            logits = torch.stack([view.step(state, step)[0] for step in told])
         found.append((logits, cache_of(state).kv_L2BHSE))
     for alone, among in zip(*found, strict=True):
         assert torch.equal(alone, among)
@@ -343,28 +336,28 @@ def test_a_policy_beside_others_gives_the_bits_that_it_gives_alone(method: str, 
     [({"d_model": 48}, "d_model is 48"), ({"d_ff": 96}, "d_ff is 96"), ({"d_model": 8}, "d_model is 8")],
 )
 def test_sizes_that_do_not_fit_are_named(sizes: dict[str, int], reason: str) -> None:
-    assert reason in (unfit(build("vanilla", SPEC, **sizes).backbone, None) or "")
+    assert reason in (unsupported_reason(build("vanilla", SPEC, **sizes).backbone, None) or "")
 
 
 def test_utilities_that_are_too_wide_are_named() -> None:
     policy = build("uat", d_utility=300)
-    assert "to 256, and d_utility is 300" in (unfit(policy.backbone, policy.gates) or "")
+    assert "to 256, and d_utility is 300" in (unsupported_reason(policy.backbone, utility_of(policy)) or "")
 
 
 def test_wide_gates_take_the_slow_step_and_wide_blocks_without_them_do_not() -> None:
     many = build("uat", d_utility=256, d_hidden=256)
-    assert "as 32,768, and they are 65,536" in (unfit(many.backbone, many.gates) or "")
-    assert unfit((few := build("uat", d_utility=256, d_hidden=128)).backbone, few.gates) is None
+    assert "as 32,768, and they are 65,536" in (unsupported_reason(many.backbone, utility_of(many)) or "")
+    assert unsupported_reason((few := build("uat", d_utility=256, d_hidden=128)).backbone, utility_of(few)) is None
     wide = build("uat", d_model=128, num_heads=4)
-    assert "d_model of at most 64, and it is 128" in (unfit(wide.backbone, wide.gates) or "")
-    assert unfit(wide.backbone, None) is None
+    assert "d_model of at most 64, and it is 128" in (unsupported_reason(wide.backbone, utility_of(wide)) or "")
+    assert unsupported_reason(wide.backbone, None) is None
     wider = build("vanilla", d_model=256, num_heads=4)
-    assert "from 16 to 128, and d_model is 256" in (unfit(wider.backbone, None) or "")
+    assert "from 16 to 128, and d_model is 256" in (unsupported_reason(wider.backbone, None) or "")
 
 
 def test_doubles_take_the_slow_step() -> None:
     double = build("uat").double()
-    assert "float64" in (unfit(double.backbone, double.gates) or "")
+    assert "float64" in (unsupported_reason(double.backbone, utility_of(double)) or "")
 
 
 SPECS = [
@@ -406,10 +399,9 @@ def test_every_kind_of_observation_and_action(spec: Spec, method: str, masked: b
 @pytest.mark.skipif(CUDA, reason="shows what happens without CUDA")
 def test_a_policy_on_a_cpu_says_why_it_is_not_fused() -> None:
     policy = build("uat")
-    assert policy.fuse() == "the fused step needs CUDA"
-    assert policy.fuse_pass() == "the fused pass needs CUDA"
-    assert not policy.fused
-    assert not policy.fused_pass
+    engine = plan(policy)
+    assert (engine.name, engine.refused) == ("plain", "the fused step needs CUDA")
+    assert engine.refused_pass == "the fused pass needs CUDA"
 
 
 @triton.jit

@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 
 from tests.builders import crossed, interpreted, randomise
+from uat.engines import FusedEngine
+from uat.engines.fused import fused_view
 from uat.engines.triton import outer as triton_outer
 from uat.engines.triton.dropout import fused_dropout
 from uat.engines.triton.outer import added, outer
@@ -63,9 +65,9 @@ def some_batch(episodes: int, steps: int) -> Batch:
 def passes(policy: TransformerPolicy, batch: Batch) -> list[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
     """Features and gradients of a loss: slow, then fused."""
     found = []
-    for policy.fused_pass in (False, True):
+    for way in (policy, fused_view(policy, fused_pass=True)):
         policy.zero_grad()
-        h_BTD = policy.features(batch)
+        h_BTD = way.features(batch)
         (policy.head.nll(h_BTD, batch.required_target).sum() + h_BTD.square().sum()).backward()
         found.append((h_BTD.detach(), {n: p.grad for n, p in policy.named_parameters() if p.grad is not None}))
     return found
@@ -94,7 +96,8 @@ def test_the_fused_pass_gives_outputs_and_gradients_of_the_slow_one(method: str,
 def test_a_pass_without_gates_leaves_those_of_a_gated_backbone_alone() -> None:
     policy = build("uat", SMALL, 20)
     x_BTD, found = torch.randn(2, 5, 32, device=DEVICE), []
-    for attend in (policy.backbone.attend, lambda x: fused_attend(policy.backbone, x)):
+    seed = torch.zeros((), dtype=torch.long, device=DEVICE)
+    for attend in (policy.backbone.attend, lambda x: fused_attend(policy.backbone, x, seed)):
         policy.zero_grad()
         h_BTD = attend(x_BTD)
         h_BTD.square().sum().backward()
@@ -108,8 +111,8 @@ def test_a_pass_without_gates_leaves_those_of_a_gated_backbone_alone() -> None:
 def test_second_derivatives_are_refused() -> None:
     """They would be those of the head alone."""
     policy, batch = build("uat", SMALL, 20), some_batch(1, 2)
-    policy.fused_pass = True
-    loss = policy.head.nll(policy.features(batch), batch.required_target).sum()
+    view = fused_view(policy, fused_pass=True)
+    loss = policy.head.nll(view.features(batch), batch.required_target).sum()
     gradients = torch.autograd.grad(loss, list(policy.parameters()), create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         torch.stack([gradient.square().sum() for gradient in gradients]).sum().backward()
@@ -147,9 +150,9 @@ def _rounds() -> Iterator[None]:
 def test_in_half_precision_gradients_of_any_size_come_back(method: str, size: float) -> None:
     policy, batch = build(method, SMALL, 20), some_batch(3, 17)
     gradients = []
-    for policy.fused_pass in (False, True):
+    for way in (policy, fused_view(policy, fused_pass=True)):
         policy.zero_grad()
-        h_BTD = policy.features(batch)
+        h_BTD = way.features(batch)
         (size * (policy.head.nll(h_BTD, batch.required_target).sum() + h_BTD.square().sum())).backward()
         gradients.append({n: p.grad.double() / size for n, p in policy.named_parameters() if p.grad is not None})
     for name, grad in gradients[0].items():
@@ -162,8 +165,7 @@ def test_in_half_precision_gradients_of_any_size_come_back(method: str, size: fl
 @pytest.mark.parametrize("bad", [float("inf"), interpreted(float("nan"))])
 def test_in_half_precision_a_gradient_that_is_no_number_stays_none(bad: float) -> None:
     policy, batch = build("uat", SMALL, 20), some_batch(2, 3)
-    policy.fused_pass = True
-    h_BTD = policy.features(batch)
+    h_BTD = fused_view(policy, fused_pass=True).features(batch)
     (h_BTD * torch.full_like(h_BTD, bad)).sum().backward()
     for name, p in policy.backbone.blocks.named_parameters():
         assert p.grad is not None
@@ -190,11 +192,11 @@ def test_the_same_at_full_size(method: str, episodes: int, steps: int) -> None:
 
 def test_what_is_dropped_depends_on_the_seed_alone() -> None:
     policy, batch = build("uat", {**SMALL, "dropout": 0.3}, 20), some_batch(2, 9)
-    policy.fused_pass = True
+    engine = FusedEngine(policy)
 
     def features(seed: int) -> torch.Tensor:
-        policy.reseed(seed)
-        return policy.features(batch).detach()
+        engine.reseed(seed)
+        return engine.learner.features(batch).detach()
 
     assert torch.equal(features(5), features(5))
     assert not torch.equal(features(5), features(6))
@@ -205,11 +207,11 @@ def test_what_is_dropped_depends_on_the_seed_alone() -> None:
 def test_gradients_with_dropout_are_those_of_what_was_computed() -> None:
     """Along a random direction the loss rises as its gradient says; the same seed drops the same."""
     policy, batch = build("uat", {**SMALL, "dropout": 0.3, "num_layers": 1}, 20), some_batch(2, 5)
-    policy.fused_pass = True
-    policy.reseed(3)
+    engine = FusedEngine(policy)
+    engine.reseed(3)
 
     def loss() -> torch.Tensor:
-        h_BTD = policy.features(batch)
+        h_BTD = engine.learner.features(batch)
         return (h_BTD * torch.linspace(-1, 1, h_BTD.numel(), device=DEVICE).view_as(h_BTD)).sum()
 
     loss().backward()

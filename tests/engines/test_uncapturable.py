@@ -12,7 +12,7 @@ from uat.contracts import Transition
 from uat.domains.darkroom import DarkRoomConfig
 from uat.domains.darkroom.world import DarkRoomSimulator, World
 from uat.engines import graph
-from uat.engines.rollout import Player
+from uat.engines.rollout import RolloutRunner
 
 
 def test_a_failed_capture_warns_and_gives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,13 +45,15 @@ class Curious(DarkRoomSimulator):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_world_that_reads_values_back_is_played_launch_by_launch() -> None:
     config, device = DarkRoomConfig(horizon=6), torch.device("cuda")
-    player = Player(None, Curious(config, device), device=device, sampled=False)
+    player = RolloutRunner(None, Curious(config, device), device=device, sampled=False)
     with pytest.warns(UserWarning, match="the rollout cannot be captured"):
         first = player.play(torch.arange(8), seed=3)
     assert player.path.startswith("cuda eager, no graph")
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # it is said once
         again = player.play(torch.arange(8), seed=3)
-    plain = Player(None, DarkRoomSimulator(config, device), device=device, sampled=False).play(torch.arange(8), seed=3)
+    plain = RolloutRunner(None, DarkRoomSimulator(config, device), device=device, sampled=False).play(
+        torch.arange(8), seed=3
+    )
     assert torch.equal(first.obs, plain.obs)
     assert torch.equal(again.obs, plain.obs)

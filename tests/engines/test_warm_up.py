@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from tests.training.small_runs import numbers, tiny
-from uat.engines import warm_up
-from uat.engines.rollout import Player
-from uat.engines.warm_up import compile_all, rehearse, written_down
+from uat.engines import warm_up as warm_up_module
+from uat.engines.rollout import RolloutRunner
+from uat.engines.warm_up import compile_all, record_launches, warm_up
 from uat.episode import Noise, Trajectory
 from uat.training import train
 
@@ -41,7 +41,7 @@ def kernel() -> Any:
 
 def test_launches_are_written_down_and_not_made() -> None:
     run, x, double = JITFunction.run, torch.ones(5), kernel()
-    with written_down() as launches:
+    with record_launches() as launches:
         assert double[(1,)](x, 5, 0, BLOCK=16) is None
     assert [(launch.kernel, launch.grid, launch.named) for launch in launches] == [(double, (1,), {"BLOCK": 16})]
     assert launches[0].args[0].numel() == 0  # its memory is not kept
@@ -51,14 +51,14 @@ def test_launches_are_written_down_and_not_made() -> None:
 
 def test_launches_are_made_again_after_an_error() -> None:
     run = JITFunction.run
-    with pytest.raises(RuntimeError, match="no more"), written_down():
+    with pytest.raises(RuntimeError, match="no more"), record_launches():
         raise RuntimeError("no more")
     assert JITFunction.run is run
 
 
 def test_what_differs_where_it_is_compiled_in_is_compiled_apart() -> None:
     double, x = kernel(), torch.ones(64)
-    with written_down() as launches:
+    with record_launches() as launches:
         for given in ((x, 5, 0), (x, 7, 1), (x, 9, 16)):  # all alike
             double[(1,)](*given, BLOCK=16)
         for given in ((x, 1, 0), (x, 16, 0), (x, 2**33, 0), (x.double(), 5, 0), (x[1:], 5, 0)):  # each another
@@ -72,7 +72,7 @@ def test_what_differs_where_it_is_compiled_in_is_compiled_apart() -> None:
 
 def test_what_nobody_has_written_is_zero() -> None:
     like = torch.ones(1000)
-    with written_down():
+    with record_launches():
         made = torch.empty(1000, dtype=torch.long), torch.empty_like(like), like.new_empty(1000), like.clone()
     assert [x.abs().sum().item() for x in made] == [0, 0, 0, 1000]
 
@@ -81,7 +81,7 @@ def test_other_threads_launch_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     monkeypatch.setattr(JITFunction, "run", lambda self, *args, **named: made.append(args[1]))
     double, x = kernel(), torch.ones(5)
-    with written_down() as launches:
+    with record_launches() as launches:
         other = threading.Thread(target=lambda: double[(1,)](x, 1, 0, BLOCK=16))
         other.start()
         other.join()
@@ -91,22 +91,22 @@ def test_other_threads_launch_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """As on a GPU, but for compiling: how many launches each rehearsal found."""
+    """As on a GPU, but for compiling: how many launches each warm-up found."""
     found: list[int] = []
-    monkeypatch.setattr(warm_up, "compiles", lambda device: True)
-    monkeypatch.setattr(warm_up, "compile_all", lambda launches, device: found.append(len(launches)))
-    monkeypatch.setattr(warm_up, "_rehearsed", set())
+    monkeypatch.setattr(warm_up_module, "compiles", lambda device: True)
+    monkeypatch.setattr(warm_up_module, "compile_all", lambda launches, device: found.append(len(launches)))
+    monkeypatch.setattr(warm_up_module, "_warmed_up", set())
     return found
 
 
-def test_a_rehearsal_leaves_no_trace(compiled: list[int]) -> None:
+def test_a_warm_up_leaves_no_trace(compiled: list[int]) -> None:
     weight, double = torch.arange(3.0), kernel()
 
     def change() -> None:
         weight.mul_(7)
         double[(1,)](weight, 3, 0, BLOCK=16)
 
-    rehearse(lambda: change, CPU, "one", preserve=[weight])
+    warm_up(lambda: change, CPU, "one", preserve=[weight])
     assert weight.tolist() == [0, 1, 2]
     assert compiled == [1]
 
@@ -122,18 +122,18 @@ def test_what_is_prepared_happens(compiled: list[int], monkeypatch: pytest.Monke
         return lambda: double[(1,)](x, 2, 0, BLOCK=16)
 
     for _ in range(2):
-        rehearse(prepare, CPU, "one", preserve=[])
+        warm_up(prepare, CPU, "one", preserve=[])
     assert (made, compiled) == ([1], [1])
 
 
-def test_each_is_rehearsed_once(compiled: list[int]) -> None:
+def test_each_is_warmed_up_once(compiled: list[int]) -> None:
     double, x = kernel(), torch.ones(5)
     for key in ("one", "one", "another"):
-        rehearse(lambda: lambda: double[(1,)](x, 5, 0, BLOCK=16), CPU, key, preserve=[])
+        warm_up(lambda: lambda: double[(1,)](x, 5, 0, BLOCK=16), CPU, key, preserve=[])
     assert compiled == [1, 1]
 
 
-def test_what_cannot_be_rehearsed_costs_nothing(compiled: list[int]) -> None:
+def test_what_cannot_be_warmed_up_costs_nothing(compiled: list[int]) -> None:
     weight, double = torch.arange(3.0), kernel()
 
     def fail() -> None:
@@ -141,21 +141,21 @@ def test_what_cannot_be_rehearsed_costs_nothing(compiled: list[int]) -> None:
         weight.zero_()
         raise ValueError("zeros will not do")
 
-    rehearse(lambda: fail, CPU, "one", preserve=[weight])
+    warm_up(lambda: fail, CPU, "one", preserve=[weight])
     assert weight.tolist() == [0, 1, 2]
     assert compiled == [1]
 
 
 def test_what_cannot_be_told_apart_is_left_to_its_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm_up, "compiles", lambda device: True)
-    monkeypatch.setattr(warm_up, "_rehearsed", set())
+    monkeypatch.setattr(warm_up_module, "compiles", lambda device: True)
+    monkeypatch.setattr(warm_up_module, "_warmed_up", set())
     double, x = kernel(), torch.ones(5)
-    rehearse(lambda: lambda: double[(1,)](x, 5, 0, BLOCK=[16]), CPU, "one", preserve=[])
+    warm_up(lambda: lambda: double[(1,)](x, 5, 0, BLOCK=[16]), CPU, "one", preserve=[])
 
 
 def test_a_kernel_that_is_tuned_is_refused() -> None:
     tuned = Autotuner(kernel(), ["x_ptr", "n", "plain"], [Config({"BLOCK": 16})], ["n"], None, None)
-    with pytest.raises(RuntimeError, match="doubled is tuned"), written_down():
+    with pytest.raises(RuntimeError, match="doubled is tuned"), record_launches():
         tuned[(1,)](torch.ones(5), 5, 0)
 
 
@@ -165,7 +165,7 @@ def test_named_tuples_stay_so() -> None:
         b: int
 
     double = kernel()
-    with written_down() as launches:
+    with record_launches() as launches:
         double[(1,)](Pair(torch.ones(5), 3), 5, 0, BLOCK=16)
     assert isinstance(launches[0].args[0], Pair)
     assert launches[0].args[0].b == 3
@@ -176,7 +176,7 @@ def test_two_threads_that_write_down_take_turns() -> None:
     found: list[int] = []
 
     def note(times: int) -> None:
-        with written_down() as launches:
+        with record_launches() as launches:
             for _ in range(times):
                 double[(1,)](x, 5, 0, BLOCK=16)
                 time.sleep(0.001)
@@ -196,7 +196,7 @@ def test_each_compilation_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(JITFunction, "warmup", lambda self, *args, grid, **named: asked.append(args[1]))
     monkeypatch.setattr(torch.cuda, "device", lambda device: torch.no_grad())
     double, x = kernel(), torch.ones(5)
-    with written_down() as launches:
+    with record_launches() as launches:
         for n in (5, 7, 16, 1):
             double[(1,)](x, n, 0, BLOCK=16)
     compile_all(launches, CPU)
@@ -208,36 +208,36 @@ def test_names_are_given_in_order_before_threads_compile(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "device", lambda device: torch.no_grad())
     kernels, named = [kernel() for _ in range(5)], []
     monkeypatch.setattr(JITFunction, "cache_key", property(lambda self: named.append((self, threading.get_ident()))))
-    with written_down() as launches:
+    with record_launches() as launches:
         for double in kernels:
             double[(1,)](torch.ones(5), 5, 0, BLOCK=16)
     compile_all(launches, CPU)
     assert named == [(double, threading.get_ident()) for double in kernels]
 
 
-def test_a_training_rehearses_an_epoch_and_a_validation_once(
+def test_a_training_warms_up_an_epoch_and_a_validation_once(
     tmp_path: Path, compiled: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here nothing is launched, and the numbers are those of a training without."""
     played: list[int] = []
-    play = Player._rollout
+    play = RolloutRunner._rollout
 
-    def counted(self: Player, noise: Noise) -> Trajectory:
+    def counted(self: RolloutRunner, noise: Noise) -> Trajectory:
         played.append(len(next(iter(noise.values()))))
         return play(self, noise)
 
     plain = train(tiny(), tmp_path / "plain", device="cpu")
-    monkeypatch.setattr(warm_up, "_rehearsed", set())
-    monkeypatch.setattr(Player, "_rollout", counted)
+    monkeypatch.setattr(warm_up_module, "_warmed_up", set())
+    monkeypatch.setattr(RolloutRunner, "_rollout", counted)
     config = tiny(train__batch_size=6, train__validation_episodes=3)
     train(config, tmp_path / "one", device="cpu")
-    assert played == [6, 3, 6, 6, 3, 6, 6, 3]  # a rehearsal, then epochs, and a validation after each two
+    assert played == [6, 3, 6, 6, 3, 6, 6, 3]  # a warm-up, then epochs, and a validation after each two
     assert compiled == [0, 0]
     train(config, tmp_path / "again", device="cpu")
     assert played[8:] == [6, 6, 3, 6, 6, 3]
-    monkeypatch.setattr(warm_up, "compiles", lambda device: False)
-    unrehearsed = train(tiny(), tmp_path / "unrehearsed", device="cpu")
-    assert numbers(plain.path) == numbers(unrehearsed.path)
+    monkeypatch.setattr(warm_up_module, "compiles", lambda device: False)
+    cold = train(tiny(), tmp_path / "cold", device="cpu")
+    assert numbers(plain.path) == numbers(cold.path)
 
 
 ON_A_GPU = pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
@@ -261,7 +261,7 @@ class Doubled(torch.autograd.Function):
 @ON_A_GPU
 def test_a_backward_pass_is_written_down_too() -> None:
     x = torch.ones(3, device="cuda", requires_grad=True)
-    with written_down() as launches:
+    with record_launches() as launches:
         Doubled.apply(x, kernel()).sum().backward()  # pyright: ignore[reportFunctionMemberAccess]
     assert len(launches) == 1
     assert x.grad is not None

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from uat.config import RunConfig, override
 from uat.domains import split_seed
 from uat.domains.darkroom.filter import DarkRoomFilter
-from uat.engines.rollout import Player, play_all
+from uat.engines.rollout import RolloutRunner, play_all
 from uat.evaluation import evaluate
 from uat.evaluation.scores import CEILING, EXPERT, RANDOM, Evaluation, gap_closed, reference_episodes
 from uat.evaluation.tables import columns
@@ -270,7 +270,9 @@ def test_no_batch_size_moves_a_number(at_once: int, run: Run) -> None:
     agents = {"uat": load_policy(run.path), **domain.references(), EXPERT: None}
     whole = evaluate(run, device="cpu").episodes
     for name, agent in agents.items():
-        player = Player(agent, domain.simulator("test", "cpu"), device=torch.device("cpu"), sampled=name == RANDOM)
+        player = RolloutRunner(
+            agent, domain.simulator("test", "cpu"), device=torch.device("cpu"), sampled=name == RANDOM
+        )
         found = play_all(player, 16, split_seed("test", 0), domain.measure, at_once)
         for metric, values in found.items():
             assert torch.equal(values, whole[name][metric]), (name, metric)

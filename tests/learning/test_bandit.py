@@ -17,11 +17,12 @@ from tests.builders import CPU
 from uat.acting import rollout
 from uat.config import TrainConfig
 from uat.contracts import Simulator, Transition
+from uat.engines.update import optimize
 from uat.episode import Noise
 from uat.methods import METHODS, Policy
 from uat.noise import gumbel, integers
 from uat.spec import Discrete, Spec, Vector
-from uat.training.optimizing import build_optimizer, optimize, set_rates
+from uat.training.optimizing import build_optimizer, set_rates
 from uat.training.surroundings import seeded
 
 A, T, B = 4, 8, 128

@@ -15,12 +15,13 @@ from tests.training.test_trainer import Crash, crash_at, numbers, tiny
 from uat.acting import rollout
 from uat.config import RunConfig, TrainConfig
 from uat.contracts import Simulator, Transition
+from uat.engines.update import optimize
 from uat.episode import Batch, Noise
 from uat.methods import METHODS, Policy
 from uat.noise import gumbel
 from uat.spec import Spec
 from uat.training import train
-from uat.training.optimizing import build_optimizer, optimize
+from uat.training.optimizing import build_optimizer
 from uat.training.surroundings import seeded
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.builders import SPECS, build, build_random, moments, random_batch, stream
 from uat.config import RunConfig, override
-from uat.engines.rollout import Player
+from uat.engines.rollout import RolloutRunner
 from uat.episode import Step, Trajectory
 from uat.evaluation import evaluate
 from uat.methods import METHODS, Policy
@@ -215,7 +215,7 @@ def test_a_source_that_trained_otherwise_is_refused(method: str, tmp_path: Path)
 
 def play(policy: Policy, ids: Tensor, config: RunConfig, device: torch.device = CPU) -> Trajectory:
     simulator = config.build_domain().simulator("test", device)
-    return Player(policy, simulator, device=device, sampled=False).play(ids, 0)
+    return RolloutRunner(policy, simulator, device=device, sampled=False).play(ids, 0)
 
 
 @every_method
@@ -235,7 +235,7 @@ def test_a_captured_rollout_equals_the_plain_one(method: str) -> None:
     config, cuda = tiny(method, domain__horizon=20), torch.device("cuda")
     policy = build(method, config.build_domain().spec, adaptation_rate=0.02)
     plain = play(policy, torch.arange(64), config)
-    player = Player(policy.to(cuda), config.build_domain().simulator("test", cuda), device=cuda, sampled=False)
+    player = RolloutRunner(policy.to(cuda), config.build_domain().simulator("test", cuda), device=cuda, sampled=False)
     for _ in range(2):
         captured = player.play(torch.arange(64), 0)
         assert torch.equal(captured.action.cpu(), plain.action)
@@ -251,7 +251,7 @@ def test_evaluation_takes_at_most_23_times_vanillas_time(method: str) -> None:
         config = recipe("darkroom", name, "paper")
         domain = config.build_domain()
         policy = METHODS[name].build(domain.spec, config.method).eval()
-        player, found = Player(policy, domain.simulator("test", CPU), device=CPU, sampled=False), []
+        player, found = RolloutRunner(policy, domain.simulator("test", CPU), device=CPU, sampled=False), []
         for _ in range(4):
             start = time.process_time()
             player.play(torch.arange(64), 0)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.builders import SPECS, build_random, moments, random_batch, small_config, stream
+from uat.engines import Engine
 from uat.episode import Batch
 from uat.methods.bert4rec import BERT4Rec, BERT4RecConfig
 from uat.paper.next_item import as_batch, next_item_spec
@@ -39,7 +40,7 @@ def test_what_is_masked() -> None:
     long_B = valid_BT.sum(1) == 20
     assert (hidden_BT[long_B].sum(1) == 1).float().mean().item() == pytest.approx(0.25, abs=0.08)
     assert torch.equal(hidden_BT, policy.hidden(valid_BT))
-    policy.reseed(1)
+    Engine(policy).reseed(1)
     assert not torch.equal(hidden_BT, policy.hidden(valid_BT))
     assert torch.equal(bert4rec(last_share=1.0).hidden(valid_BT), last_BT)
     assert torch.equal(bert4rec(mask_share=1.0, last_share=0.0).hidden(valid_BT), valid_BT)
@@ -111,7 +112,7 @@ def test_cloze_learns_a_toy_alphabet_exactly() -> None:
         optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
         losses = []
         for number in range(400):
-            policy.reseed(number)
+            Engine(policy).reseed(number)
             total, count = policy.loss(batch)["cloze"]
             optimizer.zero_grad()
             (total / count).backward()

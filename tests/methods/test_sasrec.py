@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.builders import SIZES, SPECS, build, build_random, random_batch
+from uat.engines import Engine
 from uat.episode import Batch
 from uat.methods.sasrec import SASRec, SASRecConfig
 from uat.noise import integers
@@ -87,11 +88,13 @@ def test_items_go_in_and_out_by_one_table() -> None:
 @pytest.mark.parametrize("negatives", [1, 3])
 def test_sampled_loss_equals_the_equations(negatives: int) -> None:
     policy, batch = sasrec(negatives=negatives), random_batch(SPEC, episodes=6)
-    policy.reseed(5)
+    Engine(policy).reseed(5)
     total, count = policy.loss(batch)["binary"]
     assert count == batch.valid.sum()
     logits, expected, skipped = policy.logits(batch).sigmoid(), 0.0, 0
-    drawn = integers(0, "sasrec.negatives", policy.dropout_seed + torch.arange(6), 7 * negatives, below=11)
+    drawn = integers(
+        0, "sasrec.negatives", policy.get_buffer("sampling_seed") + torch.arange(6), 7 * negatives, below=11
+    )
     for b in range(6):
         for t in range(int(batch.valid[b].sum())):
             expected -= logits[b, t, batch.required_target[b, t]].log()
@@ -102,7 +105,7 @@ def test_sampled_loss_equals_the_equations(negatives: int) -> None:
                     expected -= (1 - logits[b, t, item]).log()
     assert skipped > 0
     torch.testing.assert_close(total, expected)
-    policy.reseed(6)
+    Engine(policy).reseed(6)
     assert policy.loss(batch)["binary"][0] != total
 
 

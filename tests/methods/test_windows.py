@@ -28,6 +28,7 @@ from tests.builders import (
     with_other_feedback,
 )
 from uat.config import override
+from uat.engines import plan
 from uat.episode import Batch
 from uat.methods import METHODS, Policy
 from uat.methods.uat import UAT
@@ -384,7 +385,8 @@ def test_fast_engines_refuse_what_they_do_not_know() -> None:
         policy: Any = build("uat", SPECS["vector-discrete"], dtype=torch.float32, **settings)
         name = next(iter(settings))
         assert isinstance(policy, UAT)
-        for reason in (policy.fuse(), policy.fuse_pass()):
+        engine = plan(policy)
+        for reason in (engine.refused, engine.refused_pass):
             assert reason is not None
             assert name in reason
 

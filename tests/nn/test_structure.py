@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -13,18 +13,16 @@ from torch.nn.utils import parametrizations, prune
 
 from tests.builders import CPU, SPECS, build_random, largest, moments, random_batch, stream
 from uat import Session
-from uat.engines import kernels
-from uat.engines.cpu import CPUStep
+from uat.engines import FusedEngine, NumpyEngine, kernels, plan, plan_session
+from uat.engines.fused import FusedPolicy, fused_view, unsupported_structure
 from uat.engines.worlds import FusedRollouts
 from uat.methods import METHODS as ALL_METHODS
-from uat.methods import Policy
 from uat.methods.policy import TransformerPolicy
 from uat.methods.uat import UAT, UATConfig
 from uat.methods.vanilla import Vanilla
 from uat.nn import structure
 from uat.nn.encoders import VectorEncoder, ZeroMap
 from uat.nn.heads import DiscreteHead, WeightsHead
-from uat.serving.session import open_fast
 from uat.spec import Spec
 
 SPEC = SPECS["vector-discrete"]
@@ -208,50 +206,54 @@ every_change = pytest.mark.parametrize(
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU that takes policies of any size."""
-    monkeypatch.setattr(kernels, "unfit", lambda *parts: None)
-    monkeypatch.setattr(kernels, "unfit_pass", lambda *parts: None)
-    monkeypatch.setattr(kernels, "plays", lambda *parts: True)
+    monkeypatch.setattr(kernels, "unsupported_step", lambda *parts: None)
+    monkeypatch.setattr(kernels, "unsupported_pass", lambda *parts: None)
+    monkeypatch.setattr(kernels, "supports_rollout", lambda *parts: True)
 
 
 def build(method: str, spec: Spec = SPEC, **settings: Any) -> TransformerPolicy:
     return cast(TransformerPolicy, build_random(method, spec, dtype=torch.float32, **settings))
 
 
-def world(policy: Policy) -> Any:
-    """Worlds that the policy may play inside its kernel."""
+def worlds(spec: Spec) -> Any:
+    """Worlds that a policy may play inside its kernel."""
 
     class Worlds(FusedRollouts):
-        spec = policy.spec
-
         def fused_world(self, noise: Any) -> Any:
             raise NotImplementedError
 
-    return Worlds()
+    made = Worlds()
+    made.spec = spec
+    return made
 
 
-def refusals(policy: TransformerPolicy) -> Iterator[str | None]:
+def refusals(policy: TransformerPolicy) -> list[str | None]:
     """What each engine says."""
-    yield policy.fuse()
-    assert policy.plays(world(policy)) == (policy.fused and isinstance(policy, UAT | Vanilla))
-    yield policy.fuse_pass()
+    engine = plan(policy)
+    assert (engine.name == "plain") == (engine.refused is not None)
+    assert engine.name == "plain" or isinstance(engine.learner, FusedPolicy)
+    whole = isinstance(engine, FusedEngine) and engine.view.supports_fused_rollout(worlds(policy.spec))
+    assert whole == (engine.name != "plain" and isinstance(policy, UAT | Vanilla))
+    said = [engine.refused, engine.refused_pass]
     if type(policy) in (UAT, Vanilla):
-        fast = open_fast(policy)
-        yield fast if isinstance(fast, str) else None
+        session = plan_session(policy, 1)
+        assert session.name == ("NumPy step" if session.refused is None else "plain")
+        said.append(session.refused)
+    return said
 
 
 @every_change
 def test_every_engine_refuses_what_it_would_not_see(method: str, name: str) -> None:
     policy, row = build(method), CHANGES[name]
     assert not any(refusals(policy))
+    view = fused_view(policy)
     row.change(policy)
-    policy.fused = True
-    assert not policy.plays(world(policy))
-    said = list(refusals(policy))
+    assert not view.supports_fused_rollout(worlds(policy.spec))
+    said = refusals(policy)
     assert len(said) == (3 if method in ("uat", "vanilla") else 2)
     for sentence in said:
         assert sentence is not None
         assert row.said in sentence
-    assert (policy.fused, policy.fused_pass) == (False, False)
 
 
 # ---------------------------------------------------------------- answers
@@ -288,7 +290,6 @@ def note(policy: Any) -> None:
 def move_weights(policy: Any) -> None:
     for parameter in policy.parameters():
         parameter.mul_(1.1)
-    policy.backbone.dropout_seed.fill_(3)
 
 
 HARMLESS: dict[str, Change] = {
@@ -298,7 +299,6 @@ HARMLESS: dict[str, Change] = {
     "double precision": lambda p: p.double(),
     "hooks of checkpoints": lambda p: p.head.register_state_dict_post_hook(zero),
     "a new head of the same kind": put("head", DiscreteHead(12, 4)),
-    "execution": lambda p: (p.share_device(2), setattr(p, "fused_pass", True)),
     "training": lambda p: p.train(),
 }
 
@@ -311,9 +311,8 @@ def test_what_changes_no_engine_is_taken(method: str, name: str) -> None:
     HARMLESS[name](policy)
     assert not any(refusals(policy))
     if method in ("uat", "vanilla"):
-        policy.fused = policy.fused_pass = False
-        batch, fast = random_batch(SPEC, whole=True), open_fast(policy.eval())
-        assert isinstance(fast, CPUStep)
+        batch, fast = random_batch(SPEC, whole=True), plan_session(policy.eval(), 1)
+        assert isinstance(fast, NumpyEngine)
         state, expected = fast.init_state(len(batch.valid), SPEC.steps, CPU), stream(policy, batch)
         found = torch.stack([fast.step(state, moment)[0] for moment in moments(batch)], 1)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * largest(expected))
@@ -322,8 +321,8 @@ def test_what_changes_no_engine_is_taken(method: str, name: str) -> None:
 def test_every_variant_and_every_problem_is_what_it_was_built_as() -> None:
     for spec in SPECS.values():
         for method in (name for name in FUSIBLE if not ALL_METHODS[name].policy.refusal(spec)):
-            assert build(method, spec, dropout=0.1).structure_difference() is None
-    assert build("dt", include_actions=True).structure_difference() is None
+            assert unsupported_structure(build(method, spec, dropout=0.1)) is None
+    assert unsupported_structure(build("dt", include_actions=True)) is None
 
 
 def test_a_subclass_and_hooks_of_all_modules_are_refused() -> None:
@@ -331,14 +330,14 @@ def test_a_subclass_and_hooks_of_all_modules_are_refused() -> None:
         pass
 
     mine = Mine(SPEC, cast(UATConfig, build("uat").config))
-    assert mine.fuse() == "no fused step: Mine is a class of its own, and may compute anything"
-    assert mine.fuse_pass() == "no fused pass: Mine is a class of its own, and may compute anything"
-    assert open_fast(mine) == "Mine has no fast step"
+    assert plan(mine).refused == "no fused step: Mine is a class of its own, and may compute anything"
+    assert plan(mine).refused_pass == "no fused pass: Mine is a class of its own, and may compute anything"
+    assert plan_session(mine, 1).refused == "Mine has no fast step"
     policy = build("uat")
     handle = nn.modules.module.register_module_forward_hook(lambda *given: None)
     try:
-        assert policy.fuse() == "no fused step: torch has a global forward hook"
-        assert open_fast(policy) == "torch has a global forward hook"
+        assert plan(policy).refused == "no fused step: torch has a global forward hook"
+        assert plan_session(policy, 1).refused == "torch has a global forward hook"
     finally:
         handle.remove()
     assert not any(refusals(policy))
@@ -356,11 +355,11 @@ def test_a_policy_that_cannot_be_built_again_is_refused() -> None:
 
 def test_comparing_moves_no_random_numbers_and_a_config_changed_by_force_is_seen() -> None:
     policy, before = build("uat", d_ff=11), torch.get_rng_state()
-    assert policy.structure_difference() is None
+    assert unsupported_structure(policy) is None
     assert torch.equal(torch.get_rng_state(), before)
     object.__setattr__(policy.config, "d_ff", 13)
-    assert policy.fuse() == f"no fused step: {BLOCK}.ff.0.out_features is 11, expected 13"
-    assert build("uat", d_ff=11).fuse() is None
+    assert plan(policy).refused == f"no fused step: {BLOCK}.ff.0.out_features is 11, expected 13"
+    assert plan(build("uat", d_ff=11)).refused is None
 
 
 # ---------------------------------------------------------------- changed after a path was chosen
@@ -371,13 +370,12 @@ def test_a_policy_changed_after_fusing_takes_the_plain_step(method: str, monkeyp
     policy, batch = build(method), random_batch(SPEC, whole=True)
     packed: list[object] = []
     monkeypatch.setattr(kernels, "pack", lambda *parts: packed.append(parts))
-    assert policy.fuse() is None
-    policy.init_state(2, 3, CPU)
+    view = fused_view(policy)
+    view.init_state(2, 3, CPU)
     assert len(packed) == 1
     CHANGES["activation"].change(policy)
-    found = stream(policy, batch)
+    found = stream(view, batch)
     assert len(packed) == 1
-    policy.fused = False
     assert torch.equal(found, stream(policy, batch))
 
 
@@ -385,13 +383,13 @@ def test_a_policy_changed_after_fusing_takes_the_plain_step(method: str, monkeyp
 @pytest.mark.parametrize("method", METHODS)
 def test_a_policy_changed_after_fusing_leaves_the_fused_pass(method: str, name: str) -> None:
     policy, batch = build(method).train(), random_batch(SPEC, whole=True)
-    assert policy.fuse_pass() is None
+    view = fused_view(policy, fused_pass=True)
     if name in CHANGES:
         CHANGES[name].change(policy)
     else:
         policy.backbone.blocks[0].eval()
-    found = policy.loss(batch)["imitation"][0]
-    assert not policy.fused_pass
+    found = view.loss(batch)["imitation"][0]
+    assert not view.execution.fused_pass
     assert torch.equal(found, policy.loss(batch)["imitation"][0])
 
 

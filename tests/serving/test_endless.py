@@ -153,12 +153,6 @@ def test_a_long_stream_grows_neither_in_memory_nor_in_time(path: str) -> None:
 # ---------------------------------------------------------------- problems without a horizon
 
 
-def endless_problem() -> Any:
-    problem = replace(spec)
-    object.__setattr__(problem, "horizon", None)
-    return problem
-
-
 @pytest.mark.parametrize(
     ("method", "settings", "message"),
     [
@@ -171,7 +165,7 @@ def test_what_needs_a_horizon_says_which_setting_stands_in_for_it(
     method: str, settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        build(method, endless_problem(), **settings)
+        build(method, replace(spec, horizon=None), **settings)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +179,7 @@ def test_what_needs_a_horizon_says_which_setting_stands_in_for_it(
     ],
 )
 def test_problems_without_a_horizon_are_acted_in(method: str, settings: dict[str, Any]) -> None:
-    policy = build_random(method, endless_problem(), **settings)
+    policy = build_random(method, replace(spec, horizon=None), **settings)
     told = random_trajectory(spec, steps=STEPS, masked=False, whole=True)
     found = torch.stack(played(Session(policy, streams=3), told, range(STEPS)), dim=1)
     with torch.no_grad():
@@ -194,7 +188,7 @@ def test_problems_without_a_horizon_are_acted_in(method: str, settings: dict[str
 
 
 def test_a_growing_memory_asks_for_a_capacity_where_there_is_no_horizon() -> None:
-    policy = build_random("uat", endless_problem(), positions="rotary")
+    policy = build_random("uat", replace(spec, horizon=None), positions="rotary")
     with pytest.raises(ValueError, match=r"capacity: the problem has no horizon, .* of this UAT grows"):
         Session(policy)
     assert Session(policy, capacity=20).capacity == 20

@@ -14,6 +14,7 @@ from tests.builders import SPECS, build_random, largest, random_trajectory
 from uat.acting import rollout
 from uat.distributions import choose
 from uat.domains.darkroom import DarkRoom, DarkRoomConfig
+from uat.engines import NumpyEngine
 from uat.episode import Trajectory
 from uat.methods import Policy
 from uat.serving.session import Session
@@ -31,15 +32,16 @@ class Listening:
 
     def __init__(self, policy: Policy, path: Path, monkeypatch: pytest.MonkeyPatch, *, streams: int = STREAMS) -> None:
         self.session, self.spec, self.logits = Session(policy, streams=streams, path=path), policy.spec, []
-        name = "decide" if path == "fast" else "step"
-        answer = getattr(self.session._agent, name)
+        engine, name = self.session._engine, "decide" if path == "fast" else "step"
+        agent: Any = engine.numpy if isinstance(engine, NumpyEngine) else engine
+        answer = getattr(agent, name)
 
         def listen(*told: Any) -> Any:
             found = answer(*told)
             self.logits.append(torch.from_numpy(found) if path == "fast" else found[0])
             return found
 
-        monkeypatch.setattr(self.session._agent, name, listen)
+        monkeypatch.setattr(agent, name, listen)
 
     def tell(self, trajectory: Trajectory, t: int) -> Tensor:
         """Step t of these episodes, as somebody outside would tell it."""

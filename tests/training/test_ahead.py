@@ -13,13 +13,14 @@ import uat.training.checkpoint
 import uat.training.trainer
 from tests.training.small_runs import Crash, broken_at, crash_at, judged, numbers, tiny
 from uat.config import RunConfig
+from uat.engines.graph import copy_to_host
 from uat.methods import Phase
 from uat.methods.uat import UAT
 from uat.runs import Run
 from uat.tensor_files import read_tensors
 from uat.training import train
 from uat.training.epoch import Epoch
-from uat.training.trainer import Trainer, sent
+from uat.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("without_tensorboard")
 
@@ -47,7 +48,7 @@ def test_numbers_of_a_validation_are_read_after_the_next_one(tmp_path: Path, mon
         return run(self, index, epoch)
 
     def sending(rows: list[dict[str, Any]]) -> Callable[[], list[dict[str, Any]]]:
-        read, last = sent(rows), rows[-1]["epoch"]
+        read, last = copy_to_host(rows), rows[-1]["epoch"]
 
         def reading() -> list[dict[str, Any]]:
             happened.append(f"read {last}")
@@ -56,7 +57,7 @@ def test_numbers_of_a_validation_are_read_after_the_next_one(tmp_path: Path, mon
         return reading
 
     monkeypatch.setattr(Epoch, "run", playing)
-    monkeypatch.setattr(uat.training.trainer, "sent", sending)
+    monkeypatch.setattr(uat.training.trainer, "copy_to_host", sending)
     train(tiny(train__epochs=8, train__validate_every=2), tmp_path, device="cpu")
     assert happened == [
         *("epoch 1", "epoch 2", "read 2"),  # the first checkpoint

@@ -19,7 +19,7 @@ from uat.acting import Behaviour, rollout
 from uat.config import RunConfig, TrainConfig, override
 from uat.distributions import choose
 from uat.domains import split_seed
-from uat.engines.rollout import Player
+from uat.engines.rollout import RolloutRunner
 from uat.episode import Batch, Losses, Step, Trajectory
 from uat.methods import METHODS, Method, Phase, Policy
 from uat.nn.heads import build_head
@@ -37,7 +37,7 @@ IDS = torch.arange(400)
 
 def log(share: float, ids: Tensor = IDS, seed: int = 3) -> Trajectory:
     simulator = tiny().build_domain().simulator("train", "cpu")
-    return Player(Behaviour(share), simulator, device=CPU, sampled=True).play(ids, seed)
+    return RolloutRunner(Behaviour(share), simulator, device=CPU, sampled=True).play(ids, seed)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
@@ -64,7 +64,9 @@ def test_a_log_depends_on_seed_and_id_alone() -> None:
 
 def test_behaviour_and_policies_sample_with_streams_of_their_own() -> None:
     simulator = tiny().build_domain().simulator("train", "cpu")
-    logged, played = (Player(who, simulator, device=CPU, sampled=True).noise(IDS, 3) for who in (Behaviour(), None))
+    logged, played = (
+        RolloutRunner(who, simulator, device=CPU, sampled=True).noise(IDS, 3) for who in (Behaviour(), None)
+    )
     assert logged.keys() == played.keys()
     assert not torch.equal(logged["actions"], played["actions"])
     assert torch.equal(logged["goal"], played["goal"])
@@ -96,7 +98,7 @@ def test_a_share_that_is_none_is_refused(share: float) -> None:
 def test_a_captured_log_is_that_of_a_cpu() -> None:
     cuda = torch.device("cuda")
     simulator = tiny().build_domain().simulator("train", cuda)
-    player = Player(Behaviour(), simulator, device=cuda, sampled=True)
+    player = RolloutRunner(Behaviour(), simulator, device=cuda, sampled=True)
     for ids in (IDS, IDS + 400):
         here, there = log(0.3, ids), player.play(ids, 3)
         for name in ("obs", "action", "reward", "target"):
@@ -188,7 +190,7 @@ def test_a_phase_is_shown_episodes_of_its_source(
         epoch.run(index, index + 1)
         ids = torch.arange(4 * index, 4 * index + 4)
         who = policy if share is None else Behaviour(share)
-        player = Player(who, made.player.simulator, device=CPU, sampled=True)
+        player = RolloutRunner(who, made.rollouts.simulator, device=CPU, sampled=True)
         expected = player.play(ids, split_seed("train", config.seed))
         assert torch.equal(policy.shown[index].action, expected.action)
         assert torch.equal(policy.shown[index].obs, expected.obs)

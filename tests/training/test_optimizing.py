@@ -16,9 +16,10 @@ from tests.training.small_runs import (
 )
 from uat.acting import rollout
 from uat.config import TrainConfig
+from uat.engines.update import optimize
 from uat.methods import METHODS, Phase, Policy
 from uat.training import train
-from uat.training.optimizing import build_optimizer, optimize, set_rates
+from uat.training.optimizing import build_optimizer, set_rates
 from uat.training.trainer import build_policy
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 import uat.domains.movielens.episodes as module
 from tests.builders import build_random, random_batch
 from uat.config import RunConfig, override
-from uat.engines.rollout import Player
+from uat.engines.rollout import RolloutRunner
 from uat.evaluation.scores import evaluate
 from uat.methods import METHODS, Policy
 from uat.nn import vocabulary
@@ -62,7 +62,7 @@ def test_nobody_is_asked_in_training(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     for name in ("step", "read", "decide"):
         monkeypatch.setattr(type(trainer.learner), name, asked)
-    noise = trainer.player.noise(torch.arange(6), seed=0)
+    noise = trainer.rollouts.noise(torch.arange(6), seed=0)
     assert noise.keys() == {"window", "regime", "target"}  # no number for each of many actions
     epoch = trainer.epoch(trainer.learner.phases()[0])
     first, second = epoch.run(0, 1), epoch.run(1, 2)
@@ -89,7 +89,7 @@ def test_no_more_logits_exist_than_may(method: str, monkeypatch: pytest.MonkeyPa
         return logits
 
     monkeypatch.setattr(Head, "logits", watched)
-    player = Player(policy, domain.simulator("test", CPU), device=CPU, sampled=False)
+    player = RolloutRunner(policy, domain.simulator("test", CPU), device=CPU, sampled=False)
     domain.measure(player.play(torch.arange(episodes), seed=0))
     most = 4 * items if METHODS[method].policy.trains_as is None else episodes * items
     assert max(made) == most
@@ -142,7 +142,7 @@ def test_epochs_and_validation_are_captured_and_give_the_numbers_of_a_cpu(tmp_pa
             numbers = [epoch.run(index, index + 1)["loss/imitation"].cpu() for index in range(4)]
             judged = trainer.validate()["hr@10"].cpu()
         found[device.type] = torch.stack([*numbers, judged.double()])
-        assert (epoch.captured is not None) == (trainer.judge.captured is not None) == (device == CUDA)
+        assert (epoch.updates.captured is not None) == (trainer.validation.captured is not None) == (device == CUDA)
     torch.testing.assert_close(found["cuda"], found["cpu"], rtol=0, atol=1e-9)
 
 

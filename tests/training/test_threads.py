@@ -15,7 +15,7 @@ import torch
 import uat
 from tests.training.small_runs import TINY, Crash, crash_at, numbers, tiny
 from uat.cli import main
-from uat.engines.rollout import Player
+from uat.engines.rollout import RolloutRunner
 from uat.methods.policy import Policy
 from uat.paper.demo import demo
 from uat.paper.mechanism import kinetics_of
@@ -49,7 +49,7 @@ def two_threads_outside(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many threads there are whenever a policy's network is asked, or episodes are played."""
     found: list[int] = []
-    for kind, name in ((Policy, "loss"), (Player, "play"), (uat.UAT, "step"), (uat.Vanilla, "step")):
+    for kind, name in ((Policy, "loss"), (RolloutRunner, "play"), (uat.UAT, "step"), (uat.Vanilla, "step")):
         whole = getattr(kind, name)
 
         def looking(*args: Any, whole: Callable[..., Any] = whole, **named: Any) -> Any:

@@ -30,6 +30,7 @@ from tests.training.small_runs import (
 )
 from uat.config import RunConfig, override
 from uat.domains.darkroom import DarkRoom
+from uat.engines.graph import copy_to_host
 from uat.episode import Batch, Losses, Step
 from uat.methods import METHODS, Method, Phase, Policy
 from uat.methods.uat import UAT
@@ -39,7 +40,6 @@ from uat.runs import Run, load_policy
 from uat.spec import Spec
 from uat.tensor_files import read_tensors
 from uat.training import train
-from uat.training.trainer import sent
 
 pytestmark = pytest.mark.usefixtures("save_always")  # so that a kill can come after any checkpoint
 
@@ -125,7 +125,7 @@ def test_numbers_are_fetched_from_the_device_in_one_copy_of_each_type() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tensor, "item", waits)
-        found = sent(rows)()
+        found = copy_to_host(rows)()
     assert found == [
         {"epoch": 1, "phase": "all", "loss": loss.item()},
         {"epoch": 2, "loss": (loss + 1).item(), "validation": 1 / 3, "ok": True},

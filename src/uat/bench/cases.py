@@ -12,7 +12,7 @@ import itertools
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -21,10 +21,8 @@ from uat.bench.recompute import Recomputing
 from uat.bench.timing import Call
 from uat.config import RunConfig, override
 from uat.domains import split_seed
-from uat.engines.graph import InTurn, own_stream
+from uat.engines.graph import SerialReplay, own_stream
 from uat.episode import Trajectory
-from uat.methods import Policy
-from uat.methods.policy import TransformerPolicy
 from uat.recipes import recipe
 from uat.runs import Run
 from uat.training.trainer import Trainer
@@ -72,15 +70,6 @@ def settings(method: str, sizes: Sizes, precision: str) -> RunConfig:
     return override(recipe("darkroom", method, sizes.preset), changes)
 
 
-def set_path(policy: Policy, path: str) -> str | None:
-    """Switch the policy's step to this path; return the reason if the path is unsupported."""
-    if path == "fast":
-        return policy.fuse()
-    if getattr(policy, "fused", False):
-        cast(Any, policy).fused = False
-    return None
-
-
 SEEDS = 3
 """Number of seeds that train side by side."""
 EPOCHS = 50
@@ -93,51 +82,56 @@ class Training:
     Each call plays new worlds, with noise drawn as in training.
     """
 
-    def __init__(self, config: RunConfig, path: str, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        path: str,
+        device: torch.device,
+        *,
+        concurrent_policies: int = 1,
+        serial: SerialReplay | None = None,
+    ) -> None:
+        prefer = "fast" if path == "fast" else "plain"
         with tempfile.TemporaryDirectory() as folder:
-            trainer = Trainer(Run.create(config, Path(folder) / "run"), device)
+            run = Run.create(config, Path(folder) / "run")
+            trainer = Trainer(run, device, prefer=prefer, concurrent_policies=concurrent_policies, serial=serial)
         self.path, self.device = path, device
-        self.policy, self.player = trainer.policy, trainer.player
-        self.reason = set_path(self.policy, path)
+        self.policy, self.rollouts, engine = trainer.policy, trainer.rollouts, trainer.engine
+        self.reason = engine.refused
         """Why this path is unsupported; None if it is supported."""
-        self._epoch = trainer.epoch(self.policy.phases()[0])
-        if path != "fast" and isinstance(self.policy, TransformerPolicy):
-            self.policy.fused_pass = False
+        self._epoch = trainer.epoch(engine.learner.phases()[0])
         if path != "fast":
-            self.player.simulator = trainer.domain.simulator("train", device)
+            self.rollouts.simulator = trainer.domain.simulator("train", device)
         self._batches, self._batch_size = itertools.count(), config.train.batch_size
         self._seed = split_seed("train", config.seed)
-        self._agent: Any = Recomputing(self.policy) if path == "recompute" else self.policy
+        self._agent: Any = Recomputing(self.policy) if path == "recompute" else engine
         self._captured = device.type == "cuda" and path in ("graph", "fast")
 
     def rollout(self) -> Trajectory:
         begin = next(self._batches) * self._batch_size
         ids = torch.arange(begin, begin + self._batch_size)
         if self._captured:
-            return self.player.play(ids, self._seed)
-        noise = self.player.noise(ids.to(self.device), self._seed)
+            return self.rollouts.play(ids, self._seed)
+        noise = self.rollouts.noise(ids.to(self.device), self._seed)
         sampling = noise.pop("actions", None)
         self.policy.eval()
-        return rollout(self._agent, self.player.simulator, noise, sampling)
+        return rollout(self._agent, self.rollouts.simulator, noise, sampling)
 
     def epoch(self) -> None:
         if self._captured:
             self._epoch.run(next(self._batches), 1)
         else:
-            self._epoch.optimize(self.rollout())
-
-    def in_turn(self, turns: InTurn) -> None:
-        """Let the optimize steps take turns with those of other trainings."""
-        self._epoch.in_turn = turns
+            self._epoch.updates.plain(self.rollout())
 
     def optimizing(self) -> Call:
         """An optimize step on episodes that are already played."""
+        updates = self._epoch.updates
         if self._captured:
             self.epoch()
-            if self._epoch.captured is not None:
-                return Call(self._epoch.captured)
+            if updates.captured is not None:
+                return Call(updates.captured)
         trajectory = self.rollout()
-        return Call(lambda: self._epoch.optimize(trajectory))
+        return Call(lambda: updates.plain(trajectory))
 
 
 def training_paths(device: torch.device) -> tuple[str, ...]:
@@ -153,14 +147,14 @@ def training_call(case: str, training: Training) -> Call | None:
 
 def together(config: RunConfig, seeds: int, device: torch.device) -> Call | str:
     """`EPOCHS` epochs of every seed, each on its own CUDA stream as in `train_together`; or why that is unsupported."""
-    trainings = [Training(override(config, {"seed": seed}), "fast", device) for seed in range(seeds)]
+    serial = SerialReplay()
+    trainings = [
+        Training(override(config, {"seed": seed}), "fast", device, concurrent_policies=seeds, serial=serial)
+        for seed in range(seeds)
+    ]
     if trainings[0].reason is not None:
         return trainings[0].reason
     streams = [own_stream(device) for _ in trainings]
-    in_turn = InTurn()
-    for training in trainings:
-        training.policy.share_device(seeds)
-        training.in_turn(in_turn)
 
     def run() -> None:
         for _ in range(EPOCHS):

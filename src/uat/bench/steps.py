@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from uat.acting import rollout
-from uat.bench.cases import set_path
 from uat.bench.recompute import History, Recomputing
 from uat.bench.timing import Call
 from uat.config import RunConfig, override, setting_names
+from uat.engines import Engine, plan
+from uat.engines.fused import PackedCache
 from uat.engines.graph import Captured
 from uat.episode import Step
 from uat.methods import Policy
+from uat.methods.dt import DTState
+from uat.methods.uat import UATState
 from uat.nn.cache import KVCache
 from uat.serving import Session
 from uat.training.trainer import build_policy
@@ -29,9 +32,10 @@ from uat.training.trainer import build_policy
 
 def plain(state: Any) -> Any:
     """A memory that was filled on the fused path as the plain ones keep it."""
-    cache: KVCache | None = getattr(state, "cache", state if isinstance(state, KVCache) else None)
-    if cache is not None and cache.packed is not None:
-        cache.kv_L2BHSE, cache.packed = cache.kv_L2BHSE.float(), None
+    if isinstance(state, PackedCache):
+        return KVCache(state.kv_L2BHSE.float(), state.length_B)
+    if isinstance(state, UATState | DTState):
+        return replace(state, cache=plain(state.cache))
     return state
 
 
@@ -57,12 +61,12 @@ class Stepping:
     def calls(self) -> Iterator[tuple[str, Call | str]]:
         """The call of each path, or the reason why it is unsupported."""
         yield "recompute", self._recompute()
-        run = self._step(plain(self._filled()))
-        yield "cached", Call(self._on_path("cached", run))
+        fast = plan(self.policy)  # sooner filled; a policy that has none stays on its plain path
+        run = self._step(Engine(self.policy), plain(self._filled(fast)))
+        yield "cached", Call(run)
         if self.device.type == "cuda":
-            yield "graph", Call(self._capture("cached", run))
-            reason = set_path(self.policy, "fast")
-            yield "fast", reason if reason else Call(self._capture("fast", self._step(self._filled())))
+            yield "graph", Call(Captured(run))
+            yield "fast", fast.refused or Call(Captured(self._step(fast, self._filled(fast))))
         else:
             yield "fast", self._session()
 
@@ -78,7 +82,7 @@ class Stepping:
 
         return Call(run)
 
-    def _step(self, state: Any) -> Callable[[], None]:
+    def _step(self, engine: Engine, state: Any) -> Callable[[], None]:
         """The step, followed by the copy of the new state into the old one's storage that a captured loop needs."""
         last = self.step_at(self.context - 1)
         counters = [(x, x.clone()) for x in tensors(state) if not x.is_floating_point()]
@@ -87,31 +91,19 @@ class Stepping:
         def run() -> None:
             for counter, value in counters:
                 counter.copy_(value)
-            _, after = self.policy.step(state, last)
+            _, after = engine.step(state, last)
             for old, new in zip(tensors(state), tensors(after), strict=True):
                 if old is not new:
                     old.copy_(new)
 
         return run
 
-    def _on_path(self, path: str, run: Callable[[], None]) -> Callable[[], None]:
-        def chosen() -> None:
-            set_path(self.policy, path)
-            run()
-
-        return chosen
-
-    def _capture(self, path: str, run: Callable[[], None]) -> Callable[[], Any]:
-        set_path(self.policy, path)
-        return Captured(run)
-
     @torch.no_grad()
-    def _filled(self) -> Any:
-        """The policy's memory after all steps but the last."""
-        set_path(self.policy, "fast")  # fills faster; a policy without this path stays on the plain one
-        state = self.policy.init_state(self.batch, self.context, self.device)
+    def _filled(self, engine: Engine) -> Any:
+        """The memory of a policy after all steps but the last."""
+        state = engine.init_state(self.batch, self.context, self.device)
         for t in range(self.context - 1):
-            _, state = self.policy.step(state, self.step_at(t))
+            _, state = engine.step(state, self.step_at(t))
         return state
 
     def _session(self) -> Call | str:

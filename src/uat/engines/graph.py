@@ -1,4 +1,4 @@
-"""CUDA graphs: hundreds of small launches recorded once and replayed as one."""
+"""CUDA graphs: hundreds of small launches recorded once and replayed as one; streams, and copies to the host."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import gc
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -67,7 +67,7 @@ class Captured(Generic[Result]):
         del self.function, self.result, self.graph, self.stream
 
 
-class InTurn:
+class SerialReplay:
     """Graphs of several streams that are replayed one after another, in the order in which they are handed over. The
     device waits for the one before, the host does not."""
 
@@ -136,3 +136,35 @@ def captured_or_none(
             stacklevel=2,
         )
         return None
+
+
+def copy_to_host(rows: list[dict[str, Any]]) -> Callable[[], list[dict[str, Any]]]:
+    """Begin to copy the numbers of rows that lie on a device to the host, all of one type in one copy.
+
+    The function that is returned waits for these copies, and for nothing that the device is given later.
+    """
+    places: dict[Any, list[tuple[int, str]]] = {}
+    for index, row in enumerate(rows):
+        for name, value in row.items():
+            if isinstance(value, Tensor):
+                places.setdefault((value.dtype, value.device), []).append((index, name))
+    copies: list[Tensor] = []
+    for its in places.values():
+        numbers = torch.stack([rows[index][name].detach().reshape(()) for index, name in its])
+        on_host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=numbers.is_cuda)
+        copies.append(on_host.copy_(numbers, non_blocking=numbers.is_cuda))
+    there: list[torch.cuda.Event] = []
+    for device in {device for _, device in places if device.type == "cuda"}:
+        there.append(torch.cuda.Event())
+        there[-1].record(torch.cuda.current_stream(device))
+
+    def read() -> list[dict[str, Any]]:
+        for event in there:
+            event.synchronize()
+        found = [dict(row) for row in rows]
+        for its, numbers in zip(places.values(), copies, strict=True):
+            for (index, name), number in zip(its, numbers.tolist(), strict=True):
+                found[index][name] = number
+        return found
+
+    return read

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from uat.clock import Clock, nothing, told_by
-from uat.compiling import compiles, shared_memory
+from uat.engines.compiling import compiles, shared_memory
 from uat.nn.positions import unsupported_positions
 from uat.noise import uniform_by, uniform_of_key
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from uat.spec import Spec
 
 
-def unfit(backbone: Transformer, utility: UtilityGates | None) -> str | None:
+def unsupported_step(backbone: Transformer, utility: UtilityGates | None) -> str | None:
     """Why a policy cannot take the fused step on its device; None if it can."""
     if (reason := unsupported_positions(backbone.config.positions, backbone.config.context)) is not None:
         return f"no fused step: {reason}"
@@ -35,10 +35,9 @@ def unfit(backbone: Transformer, utility: UtilityGates | None) -> str | None:
         return "the fused step needs triton"
     if not compiles(backbone.positions.device):
         return "the fused step needs an NVIDIA GPU of compute capability 8.0 or newer, whose instructions it names"
-    from uat.engines.triton.step import memory_taken
-    from uat.engines.triton.step import unfit as too_odd
+    from uat.engines.triton.step import memory_taken, unsupported_reason
 
-    reason, room = too_odd(backbone, utility), shared_memory(backbone.positions.device)
+    reason, room = unsupported_reason(backbone, utility), shared_memory(backbone.positions.device)
     if reason is None and (most := memory_taken(backbone, utility)) > room:
         reason = (
             f"a program takes up to {most // 1024} KB of shared memory, and this device has {room // 1024}; "
@@ -47,28 +46,28 @@ def unfit(backbone: Transformer, utility: UtilityGates | None) -> str | None:
     return None if reason is None else f"no fused step: {reason}"
 
 
-def unfit_pass(backbone: Transformer, utility: UtilityGates | None, steps: int) -> str | None:
+def unsupported_pass(backbone: Transformer, utility: UtilityGates | None, steps: int) -> str | None:
     """Why training on episodes of so many steps cannot take the fused pass; None if it can."""
-    if (reason := unfit(backbone, utility)) is not None:
+    if (reason := unsupported_step(backbone, utility)) is not None:
         return reason.replace("fused step", "fused pass")
-    from uat.engines.triton.train import unfit as too_odd
+    from uat.engines.triton.train import unsupported_reason
 
-    reason = too_odd(backbone, steps)
+    reason = unsupported_reason(backbone, steps)
     return None if reason is None else f"no fused pass: {reason}"
 
 
-def fused_features(backbone: Transformer, utility: UtilityGates | None, batch: Batch) -> Tensor:
+def fused_features(backbone: Transformer, utility: UtilityGates | None, batch: Batch, seed: Tensor) -> Tensor:
     """h (B, T, D) of whole episodes with fast gradients, by Triton."""
     from uat.engines.triton.train import fused_features as fused
 
-    return fused(backbone, utility, batch)
+    return fused(backbone, utility, batch, seed)
 
 
-def fused_attend(backbone: Transformer, x_BTD: Tensor) -> Tensor:
+def fused_attend(backbone: Transformer, x_BTD: Tensor, seed: Tensor) -> Tensor:
     """h (B, T, D) of tokens with fast gradients, by Triton."""
     from uat.engines.triton.train import fused_attend as fused
 
-    return fused(backbone, x_BTD)
+    return fused(backbone, x_BTD, seed)
 
 
 def fused_nll(head: Head, h_BTD: Tensor, target_BT: Tensor, valid_BT: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -93,20 +92,22 @@ def fused_step(
     head: Head,
     step: Step,
     cache: KVCache,
+    packed: Any,
+    policies: int,
     ubar_BU: Tensor | None = None,
     gumbel_BA: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Logits (B, A) of one step of every stream, and the choice (B,) among ids, by Triton."""
     from uat.engines.triton.step import fused_step as fused
 
-    return fused(backbone, utility, head, step, cache, ubar_BU, gumbel_BA)
+    return fused(backbone, utility, head, step, cache, packed, policies, ubar_BU, gumbel_BA)
 
 
-def fused_token(backbone: Transformer, x_BD: Tensor, cache: KVCache) -> Tensor:
+def fused_token(backbone: Transformer, x_BD: Tensor, cache: KVCache, packed: Any, policies: int) -> Tensor:
     """h (B, D) of one token of every stream, by Triton."""
     from uat.engines.triton.step import fused_token as fused
 
-    return fused(backbone, x_BD, cache)
+    return fused(backbone, x_BD, cache, packed, policies)
 
 
 def fused_play(
@@ -117,14 +118,15 @@ def fused_play(
     streams: int,
     world: FusedWorld,
     gumbel_BTA: Tensor | None,
+    policies: int = 1,
 ) -> Tensor:
     """The actions (B, T) of one episode in each world, by Triton."""
     from uat.engines.triton.play import fused_play as fused
 
-    return fused(backbone, utility, head, spec, streams, world, gumbel_BTA)
+    return fused(backbone, utility, head, spec, streams, world, gumbel_BTA, policies)
 
 
-def plays(backbone: Transformer, head: Head, spec: Spec) -> bool:
+def supports_rollout(backbone: Transformer, head: Head, spec: Spec) -> bool:
     """Whether a policy whose step is fused can play whole episodes in one launch."""
     from uat.engines.triton.play import fits
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from uat.acting import Behaviour, rollout
 from uat.contracts import Agent, Reader, Recording, Simulator
 from uat.distributions import action_noise
+from uat.engines import Engine, plan
 from uat.engines.graph import Captured, captured_or_none
 from uat.engines.kernels import fused_operations
 from uat.engines.worlds import fused_simulator
@@ -81,7 +82,7 @@ class Drawn(NamedTuple):
         return max(1, again // count) if taken * again <= MOST_BYTES * (self.end - self.begin) else 1
 
 
-class Player:
+class RolloutRunner:
     """Plays any episodes, given by id, `streams` at a time."""
 
     def __init__(
@@ -92,7 +93,7 @@ class Player:
         device: torch.device,
         sampled: bool,
     ) -> None:
-        self.agent, self.device, self.sampled = agent, device, sampled
+        self.agent, self.device, self.sampled = plan(agent) if isinstance(agent, Policy) else agent, device, sampled
         self.simulator = fused_simulator(simulator, device)
         self.stream = "behaviour" if isinstance(agent, Behaviour) else "actions"
         """The random stream that its actions are sampled with."""
@@ -108,10 +109,9 @@ class Player:
         """Which code will run, for whoever watches: no silent fallback to a slow one."""
         if self.device.type != "cuda":
             return f"{self.device.type} eager"
-        if not isinstance(self.agent, Policy):
+        if not isinstance(self.agent, Engine):
             return "cuda graph"
-        reason = self.agent.fuse()
-        return f"cuda graph, {reason or ('fused rollout' if self.agent.plays(self.simulator) else 'fused step')}"
+        return f"cuda graph, {self.agent.rollout_path(self.simulator)}"
 
     def play(self, episode_ids: Tensor, seed: int) -> Trajectory:
         """One episode per id. Where it is captured, the next call with as many ids writes over the result."""
@@ -130,7 +130,7 @@ class Player:
         self.row.copy_(row)
         return self.captured()
 
-    def rehearsal(self, episodes: int) -> Callable[[], Trajectory]:
+    def prepare(self, episodes: int) -> Callable[[], Trajectory]:
         """A call of what `play` launches with so many ids; noise is drawn now."""
         noise = self.noise(torch.arange(episodes), 0)
         return lambda: self._rollout(noise)
@@ -168,10 +168,10 @@ class Player:
         return drawn.rows[(begin - drawn.begin) // count], drawn.places
 
     def _rollout(self, noise: Noise) -> Trajectory:
-        if isinstance(self.agent, torch.nn.Module):
-            self.agent.eval()
         world = {name: value for name, value in noise.items() if name != "actions"}
         with fused_operations():
+            if isinstance(self.agent, Engine):
+                return self.agent.rollout(self.simulator, world, noise.get("actions"))
             return rollout(self.agent, self.simulator, world, noise.get("actions"))
 
 
@@ -180,7 +180,11 @@ AT_ONCE = 1024
 
 
 def play_all(
-    player: Player, episodes: int, seed: int, measure: Callable[[Trajectory], dict[str, Tensor]], at_once: int = AT_ONCE
+    player: RolloutRunner,
+    episodes: int,
+    seed: int,
+    measure: Callable[[Trajectory], dict[str, Tensor]],
+    at_once: int = AT_ONCE,
 ) -> dict[str, Tensor]:
     """The metrics of episodes 0 .. n-1, in batches of one size (the last is filled up and cut); still on the device.
 

@@ -1,8 +1,8 @@
 """Kernels compiled side by side, before they are launched.
 
-Triton compiles a kernel when it is first launched, and whoever launches waits: one after another, those of a training
-take most of a minute. So what will be captured is rehearsed: it runs once with each launch written down instead of
-made, and then all of them are compiled at once, by threads. Triton's compiler leaves Python alone meanwhile.
+Triton compiles a kernel when it is first launched, and the launch waits: one after another, those of a training take
+most of a minute. So what will be captured runs once before, with each launch recorded instead of made, and then all of
+them are compiled at once, by threads. Triton's compiler leaves Python alone meanwhile.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from uat.compiling import compiles
+from uat.engines.compiling import compiles
 from uat.threads import cores
 
 MOST_THREADS = 16
 EMPTY = {f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")}
 
-_rehearsed: set[Hashable] = set()
-"""What has been, in this process."""
+_warmed_up: set[Hashable] = set()
+"""What has been warmed up in this process."""
 _one_at_a_time = threading.Lock()
-"""Held while launches are written down: what stands in for Triton's own is one for all threads."""
+"""Held while launches are recorded: what stands in for Triton's own launch is one for all threads."""
 
 
 class Launch(NamedTuple):
@@ -52,7 +52,7 @@ class Launch(NamedTuple):
             getattr(value, "cache_key", None)
 
 
-def rehearse(
+def warm_up(
     prepare: Callable[[], Callable[[], object]], device: torch.device, key: Hashable, preserve: Iterable[Tensor]
 ) -> None:
     """Have compiled what a function would launch, once for each key.
@@ -66,12 +66,12 @@ def rehearse(
         return
     if device.type == "cuda" and device.index is None:  # threads have a current device of their own
         device = torch.device(device.type, torch.cuda.current_device())
-    if (device, key) in _rehearsed:
+    if (device, key) in _warmed_up:
         return
-    _rehearsed.add((device, key))
+    _warmed_up.add((device, key))
     function = prepare()
     before = [(tensor, tensor.detach().clone()) for tensor in preserve]
-    with written_down() as launches, contextlib.suppress(Exception):
+    with record_launches() as launches, contextlib.suppress(Exception):
         function()
     with torch.no_grad():
         for tensor, value in before:
@@ -95,9 +95,9 @@ def compile_all(launches: Iterable[Launch], device: torch.device) -> None:
 
 
 @contextlib.contextmanager
-def written_down() -> Iterator[list[Launch]]:
-    """Launches of Triton kernels in here, and in backward passes from here, are written down and not made; those of
-    other threads are made. New memory is filled with zeros: what nobody has written may be an index. A kernel that
+def record_launches() -> Iterator[list[Launch]]:
+    """Record launches of Triton kernels in here, and in backward passes from here, and do not make them; those of other
+    threads are made. New memory is filled with zeros: what nobody has written may be an index. A kernel that
     Triton tunes is an error: it would choose by launches that are not made."""
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.jit import JITFunction
@@ -112,7 +112,7 @@ def written_down() -> Iterator[list[Launch]]:
 
     def refuse(self: Any, *args: Any, **named: Any) -> Any:
         if zeros.rule_here():
-            raise RuntimeError(f"{self.base_fn.__name__} is tuned where it is launched, which cannot be rehearsed")
+            raise RuntimeError(f"{self.base_fn.__name__} is tuned where it is launched, which cannot be warmed up")
         return tune(self, *args, **named)
 
     with _one_at_a_time:
@@ -152,7 +152,7 @@ def _side_by_side() -> bool:
 
 
 def _light(value: Any) -> Any:
-    """Without a tensor's memory, which the rehearsal need not keep."""
+    """Without a tensor's memory, which the warm-up need not keep."""
     if isinstance(value, tuple):
         parts = [_light(part) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)

@@ -10,12 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uat.compiling import compiles
 from uat.contracts import Recording, Simulator
-from uat.domains.darkroom.world import DarkRoomSimulator
-from uat.domains.sepsis.world import SepsisSimulator
+from uat.engines.compiling import compiles
 from uat.episode import Noise, Trajectory
-from uat.feedback import CorruptedSimulator
 from uat.spec import Spec
 
 
@@ -62,6 +59,10 @@ def fused_simulator(worlds: Simulator[Any] | Recording, device: torch.device) ->
     """
     if not compiles(device):
         return worlds
+    from uat.domains.darkroom.world import DarkRoomSimulator
+    from uat.domains.sepsis.world import SepsisSimulator
+    from uat.feedback import CorruptedSimulator
+
     if type(worlds) is DarkRoomSimulator:
         from uat.engines.triton.darkroom import FusedDarkRoom
 

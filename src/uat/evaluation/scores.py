@@ -14,7 +14,7 @@ from torch import Tensor
 from uat.acting import has_expert
 from uat.config import RunConfig, with_oldest_names
 from uat.domains import DOMAINS, Domain, split_seed
-from uat.engines.rollout import AT_ONCE, Player, play_all
+from uat.engines.rollout import AT_ONCE, RolloutRunner, play_all
 from uat.evaluation.intervals import interval
 from uat.metrics import Score
 from uat.recipes import recipe
@@ -62,7 +62,7 @@ def evaluate(
     trust: bool = False,
     domain: Domain | None = None,
 ) -> Evaluation:
-    """Score a run's policy on the test episodes, beside the Bayes filter, the expert and chance.
+    """Score a run's policy, the Bayes filter, the expert and chance on the same test episodes.
 
     The rows are written to the run's scores.jsonl, and the values per episode beside them. A run whose training is not
     complete is refused unless `unfinished` is set, which scores the best weights so far.
@@ -207,7 +207,9 @@ def gap_closed(value: float, blind: float, ceiling: float) -> float | None:
 def _measure(domain: Any, agent: Any, count: int, device: torch.device) -> dict[str, Tensor]:
     """Each metric on the test episodes 0 .. count-1."""
     is_policy = isinstance(agent, torch.nn.Module)
-    player = Player(agent, domain.simulator("test", device), device=device, sampled=agent is not None and agent.sampled)
+    player = RolloutRunner(
+        agent, domain.simulator("test", device), device=device, sampled=agent is not None and agent.sampled
+    )
     at_once = AT_ONCE if is_policy or agent is None else 128
     with contextlib.closing(player):
         values = play_all(player, count, split_seed("test", 0), domain.measure, at_once)

@@ -16,6 +16,7 @@ from torch import Tensor
 from uat.episode import Batch, Losses, Step
 from uat.methods.policy import Policy
 from uat.methods.vanilla import Vanilla, VanillaConfig
+from uat.nn import structure
 from uat.nn.blocks import TransformerConfig
 from uat.nn.cache import KVCache
 from uat.spec import Box, Spec
@@ -59,12 +60,13 @@ class Adapting(Policy):
     def open_cache(self, streams: int, capacity: int) -> KVCache:
         """Keys and values of so many steps in every stream. The step that adapts reads weights and calls no modules, so
         a backbone whose modules were changed is refused."""
-        difference = self.learner.structure_difference()
-        if difference is None and (self.backbone is not self.learner.backbone or self.head is not self.learner.head):
+        source = self.learner
+        difference = structure.difference(source, source.spec, source.config)
+        if difference is None and (self.backbone is not source.backbone or self.head is not source.head):
             difference = "its backbone or head is not the learner's"
         if difference is not None:
             raise ValueError(f"{type(self).__name__} cannot adapt this policy: {difference}")
-        return self.backbone.init_cache(streams, capacity, may_fuse=False)
+        return self.backbone.init_cache(streams, capacity)
 
     @abstractmethod
     def adapt(self, state: Any, step: Step) -> tuple[Tensor, Any]:

@@ -35,7 +35,6 @@ class ADTConfig(TransformerConfig):
 
 
 class ADT(TransformerPolicy):
-    fusible = True
     sees = frozenset({"action", "reward"})
     config: ADTConfig
 
@@ -67,10 +66,10 @@ class ADT(TransformerPolicy):
         return self.backbone.place(x_BTD, self.backbone.step_positions(x_BTD.shape[1], batch.start))
 
     def features(self, batch: Batch) -> Tensor:
-        return self.attend(self.tokens(batch), batch.start)
+        return self.backbone.attend(self.tokens(batch), start_B=batch.start)
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> KVCache:
-        return self.open_cache(streams, capacity)
+        return self.backbone.init_cache(streams, capacity)
 
     def step(self, state: KVCache, step: Step) -> tuple[Tensor, KVCache]:
         state.restart(step.first)

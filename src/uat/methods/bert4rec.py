@@ -67,7 +67,7 @@ class BERT4RecState:
 class BERT4Rec(Policy):
     config: BERT4RecConfig
     head: ItemHead
-    dropout_seed: Tensor
+    sampling_seed: Tensor
     """Decides what the Cloze test hides."""
 
     def __init__(self, spec: Spec, config: BERT4RecConfig) -> None:
@@ -81,9 +81,12 @@ class BERT4Rec(Policy):
         self.norm, self.drop = nn.LayerNorm(config.d_model), nn.Dropout(config.dropout)
         self.backbone = BidirectionalTransformer(config)
         self.answer = nn.Sequential(nn.Linear(config.d_model, config.d_model), nn.GELU(), nn.LayerNorm(config.d_model))
-        self.register_buffer("dropout_seed", torch.zeros((), dtype=torch.long), persistent=False)
+        self.register_buffer("sampling_seed", torch.zeros((), dtype=torch.long), persistent=False)
         for part in (self.backbone, self.answer):
             start_small(part)
+
+    def sampling_seeds(self) -> list[Tensor]:
+        return [self.sampling_seed]
 
     @classmethod
     def refusal(cls, spec: Spec) -> str | None:
@@ -109,7 +112,7 @@ class BERT4Rec(Policy):
     def hidden(self, valid_BT: Tensor) -> Tensor:
         """(B, T) True where the answer is asked, so that a mask stands in the next place; decided by the seed alone."""
         streams, steps = valid_BT.shape
-        ids_B = self.dropout_seed + torch.arange(streams, device=valid_BT.device)
+        ids_B = self.sampling_seed + torch.arange(streams, device=valid_BT.device)
         draw_BS = uniform(0, "bert4rec.cloze", ids_B, steps + 1)
         some_BT = (draw_BS[:, 1:] < self.config.mask_share) & (draw_BS[:, :1] >= self.config.last_share)
         return valid_BT & (some_BT | self._last(valid_BT))

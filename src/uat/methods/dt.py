@@ -61,7 +61,6 @@ class DTState:
 
 
 class DT(TransformerPolicy):
-    fusible = True
     config: DTConfig
 
     def __init__(self, spec: Spec, config: DTConfig) -> None:
@@ -100,7 +99,7 @@ class DT(TransformerPolicy):
         return sequence if self.action is None else sequence[:, 1:]
 
     def features(self, batch: Batch) -> Tensor:
-        h = self.attend(self.sequence(batch), batch.start)
+        h = self.backbone.attend(self.sequence(batch), start_B=batch.start)
         return h[:, 1 :: self.tokens_per_step]  # at the observations
 
     def trace(self, batch: Batch) -> Trace:
@@ -110,7 +109,7 @@ class DT(TransformerPolicy):
     # ------------------------------------------------------------ step by step
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> DTState:
-        cache = self.open_cache(streams, capacity)
+        cache = self.backbone.init_cache(streams, capacity)
         return DTState(cache, return_B=self.backbone.like.new_zeros(streams))
 
     def step(self, state: DTState, step: Step) -> tuple[Tensor, DTState]:

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from uat.engines import kernels
 from uat.episode import Batch, Step
 from uat.methods.policy import Policy
 from uat.nn.blocks import BackboneConfig, Trace
@@ -52,10 +51,6 @@ class GTrXL(Policy):
             raise ValueError("memory is unset, which means the horizon, and the problem has none: set it")
         self.backbone = GatedTransformer(spec, config, memory=memory, gate_bias=config.gate_bias)
         self.head = build_head(spec, config.d_model)
-
-    @property
-    def own_noise(self) -> bool:
-        return super().own_noise or kernels.can_drop(self.head.linear.weight)
 
     def features(self, batch: Batch) -> Tensor:
         return self.backbone(batch.obs)

@@ -93,9 +93,8 @@ class TargetQ(nn.Module):
 
 
 class IQL(Vanilla):
-    """Acts as Vanilla does, with its fast paths; learns from what others did."""
+    """Acts as Vanilla does; learns from what others did."""
 
-    fusible = True
     config: IQLConfig  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, spec: Spec, config: IQLConfig) -> None:

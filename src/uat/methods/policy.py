@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass
 from typing import Any, ClassVar, Literal, get_type_hints
 
@@ -13,15 +13,11 @@ from torch import Tensor, nn
 from uat.acting import Behaviour
 from uat.contracts import Agent, Answers
 from uat.distributions import Distribution, distribution
-from uat.engines import kernels
-from uat.episode import Batch, Losses, Noise, Step, Trajectory, masked_sum
-from uat.nn import structure
+from uat.episode import Batch, Losses, Step, masked_sum
 from uat.nn.blocks import Trace, Transformer
-from uat.nn.cache import KVCache
 from uat.nn.heads import Head, HeadAnswers
-from uat.nn.utility import UtilityGates
 from uat.settings import Scale, check_fields, checked
-from uat.spec import Box, Named, Spec
+from uat.spec import Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,40 +99,9 @@ class Policy(nn.Module, Agent[Any]):
     def step(self, state: Any, step: Step) -> tuple[Tensor, Any]:
         """Logits (B, A) of this step, and the state after it; the state that came in is consumed."""
 
-    def share_device(self, policies: int) -> None:
-        """So many policies, this one among them, will act on the device at a time."""
-
-    def fuse(self) -> str | None:
-        """Let `step` take the fused path from now on; if there is none for this policy and device, why."""
-        return f"{type(self).__name__} has no fused step"
-
-    def fuse_pass(self) -> str | None:
-        """Let training take the fused pass from now on; if there is none for this policy and device, why."""
-        return f"{type(self).__name__} has no fused pass"
-
-    def dropout_seeds(self) -> list[Tensor]:
-        """Where the seeds lie that decide what a training pass drops."""
-        return [buffer for name, buffer in self.named_buffers() if name.endswith("dropout_seed")]
-
-    def reseed(self, seed: int, places: Sequence[Tensor] | None = None) -> None:
-        """Decide what the next training pass drops.
-
-        places: what `dropout_seeds` gave; looking for them in all modules takes a host longer than all the rest.
-        """
-        device = next(self.parameters()).device
-        if device.type == "cuda":  # torch.manual_seed asks all kinds of devices: a third of a host's time for an epoch
-            torch.default_generator.manual_seed(seed)
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(seed)
-        else:
-            torch.manual_seed(seed)
-        for place, buffer in enumerate(self.dropout_seeds() if places is None else places):
-            buffer.fill_(seed + place)
-
-    @property
-    def own_noise(self) -> bool:
-        """Whether training leaves torch's generator on the device alone, so that others may train beside it."""
-        return getattr(self.config, "dropout", 0.0) == 0
+    def sampling_seeds(self) -> list[Tensor]:
+        """Return the buffers that decide what the loss draws; they are filled anew before each update."""
+        return []
 
     def distribution(self, numbers: Tensor, allowed: Tensor | None = None) -> Distribution:
         """What the numbers that `step` and `logits` give mean: a distribution over actions."""
@@ -190,128 +155,10 @@ def config_type(kind: type[Policy]) -> type | None:
 
 
 class TransformerPolicy(Policy):
-    """A policy on the shared backbone: on CUDA it may take the fused step and the fused pass.
+    """A policy on the shared backbone."""
 
-    Its modules may be changed at any time, so their structure is compared with that of a new policy whenever a fast
-    path is chosen or entered: in `fuse`, `fuse_pass`, `plays`, `open_cache`, `takes_pass`, and where a session opens.
-    A policy that was changed after `fuse` takes the plain step in memories that are opened from then on; one that was
-    changed after `fuse_pass` leaves the fused pass. A memory that is open already is not checked again.
-    """
-
-    fusible: ClassVar[bool] = False
-    """Whether fast engines compute exactly what this class does. Each class says it of itself, and no subclass inherits
-    it: it may compute anything."""
     backbone: Transformer
-    tokens_per_step: int = 1
 
     @property
     def endless(self) -> bool:
         return self.backbone.endless
-
-    @property
-    def gates(self) -> UtilityGates | None:
-        """What turns feedback into gates, where the method has it."""
-        return None
-
-    @property
-    def fused(self) -> bool:
-        """Whether `step` takes the fused path; see `fuse`. A memory serves the path on which it was opened."""
-        return self.backbone.fused
-
-    @fused.setter
-    def fused(self, value: bool) -> None:
-        self.backbone.fused = value
-
-    @property
-    def fused_pass(self) -> bool:
-        """Whether `features` takes the fused path in training; see `fuse_pass`."""
-        return self.backbone.fused_pass
-
-    @fused_pass.setter
-    def fused_pass(self, value: bool) -> None:
-        self.backbone.fused_pass = value
-
-    @property
-    def own_noise(self) -> bool:
-        return self.fused_pass or super().own_noise
-
-    def plain_alone(self) -> str | None:
-        """Why this problem is none for fast engines, which know plain observations and actions; None: it may be."""
-        if isinstance(self.spec.obs, Named):
-            return "dictionary observations are encoded by the plain engine alone"
-        return "actions of a box are decided by the plain engine alone" if isinstance(self.spec.action, Box) else None
-
-    def structure_difference(self) -> str | None:
-        """What fast engines, which read weights and call no modules, would not see in this policy; None: nothing."""
-        if not vars(type(self)).get("fusible", False):
-            return f"{type(self).__name__} is a class of its own, and may compute anything"
-        return structure.difference(self, self.spec, self.config)
-
-    def open_cache(self, streams: int, capacity: int) -> KVCache:
-        """Keys and values of so many steps in every stream; with the current weights as the fused step reads them, if
-        `step` takes it."""
-        return self.backbone.init_cache(
-            streams,
-            capacity,
-            utility=self.gates,
-            may_fuse=self.fused and self.structure_difference() is None,
-        )
-
-    def takes_pass(self) -> bool:
-        """Whether this pass over episodes takes the fused path. A policy leaves it for good (see `fuse_pass`) if it was
-        changed, or if some of the backbone trains and some does not: the kernels drop everywhere or nowhere."""
-        if self.fused_pass and self.training:
-            alike = all(module.training for module in self.backbone.modules())
-            self.fused_pass = alike and self.structure_difference() is None
-        return self.fused_pass and self.training
-
-    def attend(self, x_BTD: Tensor, start_B: Tensor | None = None) -> Tensor:
-        """Tokens of whole episodes through all blocks: h (B, T, D)."""
-        self.takes_pass()
-        return self.backbone.attend(x_BTD, start_B=start_B)
-
-    def share_device(self, policies: int) -> None:
-        self.backbone.beside = policies
-
-    def plays(self, simulator: Any) -> bool:
-        """Where the step is fused, the worlds offer to be played inside, and both are of one shape. A class with a step
-        of its own is not played by the kernel of another."""
-        from uat.engines.worlds import FusedRollouts
-
-        if not self.fused or not isinstance(simulator, FusedRollouts) or simulator.spec != self.spec:
-            return False
-        owners = {_owner(type(self), name) for name in ("play", "step", "decide", "init_state")}
-        fits = len(owners) == 1 and kernels.plays(self.backbone, self.head, self.spec)
-        return fits and self.structure_difference() is None
-
-    def _play(self, simulator: Any, noise: Noise, gumbel_BTA: Tensor | None) -> Trajectory:
-        streams, world = len(next(iter(noise.values()))), simulator.fused_world(noise)
-        action_BT = kernels.fused_play(self.backbone, self.gates, self.head, self.spec, streams, world, gumbel_BTA)
-        return world.trajectory(action_BT)
-
-    def loss(self, batch: Batch) -> Losses:
-        if not (self.fused_pass and self.training and batch.allowed is None):
-            return super().loss(batch)
-        target, h_BTD = batch.required_target, self.features(batch)
-        fused = kernels.fused_nll(self.head, h_BTD, target, batch.valid) if self.fused_pass else None
-        return {"imitation": fused or masked_sum(self.head.nll(h_BTD, target), batch.valid)}
-
-    def fuse(self) -> str | None:
-        difference = self.plain_alone() or self.structure_difference()
-        reason = f"no fused step: {difference}" if difference else kernels.unfit(self.backbone, self.gates)
-        self.fused = reason is None
-        return reason
-
-    def fuse_pass(self) -> str | None:
-        difference, steps = (
-            self.plain_alone() or self.structure_difference(),
-            self.tokens_per_step * (self.spec.horizon or 0),
-        )
-        reason = f"no fused pass: {difference}" if difference else kernels.unfit_pass(self.backbone, self.gates, steps)
-        self.fused_pass = reason is None
-        return reason
-
-
-def _owner(kind: type, name: str) -> type:
-    """The class that a method comes from."""
-    return next(base for base in kind.__mro__ if name in vars(base))

@@ -46,7 +46,7 @@ class SASRecConfig(TransformerConfig):
 class SASRec(Policy):
     config: SASRecConfig
     head: ItemHead
-    dropout_seed: Tensor
+    sampling_seed: Tensor
     """Decides which negatives are drawn."""
 
     def __init__(self, spec: Spec, config: SASRecConfig) -> None:
@@ -56,8 +56,11 @@ class SASRec(Policy):
         self.backbone = Transformer(spec, config, utility=False)
         self.backbone.register_module("encoder", nn.Identity())  # items come embedded by the head's table
         self.backbone.register_module("norm", nn.Dropout(config.dropout))  # no LayerNorm before the blocks
-        self.register_buffer("dropout_seed", torch.zeros((), dtype=torch.long), persistent=False)
+        self.register_buffer("sampling_seed", torch.zeros((), dtype=torch.long), persistent=False)
         start_small(self.backbone.blocks)
+
+    def sampling_seeds(self) -> list[Tensor]:
+        return [self.sampling_seed]
 
     @classmethod
     def refusal(cls, spec: Spec) -> str | None:
@@ -77,7 +80,7 @@ class SASRec(Policy):
     def _binary(self, batch: Batch) -> Tensor:
         """-log σ(r_target) - Σ log(1 - σ(r_negative)), (B, T); what occurs in the episode is no negative."""
         streams, steps = batch.valid.shape
-        ids_B = self.dropout_seed + torch.arange(streams, device=self.dropout_seed.device)
+        ids_B = self.sampling_seed + torch.arange(streams, device=self.sampling_seed.device)
         count, target_BT = steps * self.config.negatives, batch.required_target
         drawn_BTK = integers(0, "sasrec.negatives", ids_B, count, below=self.spec.action.count).view(streams, steps, -1)
         taken_BTK = (drawn_BTK[..., None] == batch.obs[:, None, None]).any(-1)

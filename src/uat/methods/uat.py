@@ -15,14 +15,11 @@ alone; without actions, or rewards, E keeps its shape and meets zeros there
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from uat.distributions import choose
-from uat.engines import kernels
-from uat.episode import Batch, Noise, Step, Trajectory
+from uat.episode import Batch, Step
 from uat.methods.policy import TransformerPolicy
 from uat.nn.blocks import Trace, Transformer, TransformerConfig
 from uat.nn.cache import KVCache
@@ -68,7 +65,6 @@ class UATState:
 
 
 class UAT(TransformerPolicy):
-    fusible = True
     sees = frozenset({"action", "reward"})
     config: UATConfig
 
@@ -97,40 +93,19 @@ class UAT(TransformerPolicy):
         )
         self.head = build_head(spec, c.d_model)
 
-    @property
-    def gates(self) -> UtilityGates:
-        return self.utility
-
     def features(self, batch: Batch) -> Tensor:
-        if self.takes_pass():
-            return kernels.fused_features(self.backbone, self.utility, batch)
         gates = self.utility(batch.prev_action, batch.prev_reward)
         return self.backbone(batch.obs, gates, start_B=batch.start)
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> UATState:
-        cache = self.open_cache(streams, capacity)
+        cache = self.backbone.init_cache(streams, capacity)
         return UATState(cache, ubar_BU=self.backbone.like.new_zeros(streams, self.config.d_utility))
 
     def step(self, state: UATState, step: Step) -> tuple[Tensor, UATState]:
-        if self.fused and state.cache.packed is not None:
-            return self._fused(state, step)[0], state
         ubar_BU = state.ubar_BU.masked_fill(step.first[:, None], 0.0)
         gates, ubar_BU = self.utility.step(ubar_BU, step.prev_action, step.prev_reward)
         h_BD = self.backbone.step(step.obs, step.first, state.cache, gates)
         return self.head.logits(h_BD, step.allowed), UATState(state.cache, ubar_BU)
-
-    def decide(self, state: UATState, step: Step, gumbel_BA: Tensor | None = None) -> tuple[Tensor, UATState]:
-        if self.fused and state.cache.packed is not None:
-            logits_BA, choice_B = self._fused(state, step, gumbel_BA)
-            return choose(logits_BA, self.spec, gumbel_BA) if choice_B is None else choice_B, state
-        return super().decide(state, step, gumbel_BA)
-
-    def play(self, simulator: Any, noise: Noise, gumbel_BTA: Tensor | None = None) -> Trajectory:
-        """Said in the class that says `step` and `decide`, as `plays` asks for."""
-        return self._play(simulator, noise, gumbel_BTA)
-
-    def _fused(self, state: UATState, step: Step, gumbel_BA: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        return kernels.fused_step(self.backbone, self.utility, self.head, step, state.cache, state.ubar_BU, gumbel_BA)
 
     def trace(self, batch: Batch) -> Trace:
         gates = self.utility(batch.prev_action, batch.prev_reward)

@@ -12,12 +12,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from uat.engines import kernels
 from uat.nn.attention import CAUSAL, Attention, Geometry
 from uat.nn.cache import KVCache, RollingCache, Window
 from uat.nn.encoders import build_observation_encoder
 from uat.nn.positions import PositionKind, Rotary, Rotation
-from uat.nn.utility import Channels, Gates, UtilityGates
+from uat.nn.utility import Channels, Gates
 from uat.settings import Decay, Layers, Steps, Width, check_fields
 from uat.spec import Spec
 
@@ -46,8 +45,8 @@ class BackboneConfig:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransformerConfig(BackboneConfig):
     positions: PositionKind = "learned"
-    """How a token's place in its episode is known: a learned row of a table for each position (the paper's), rotary
-    angles between queries and keys, which know distances alone and have no last position, or not at all."""
+    """How attention knows positions: a learned table row per position (the paper's), rotary angles between queries and
+    keys (relative distances, no last position), or none."""
     context: Steps | None = None
     """Steps that a step attends to in every layer, itself included; unset: all steps of the episode so far."""
     max_positions: Steps | None = None
@@ -155,16 +154,6 @@ class Transformer(nn.Module):
         self.norm = nn.LayerNorm(config.d_model)
         self.blocks = nn.ModuleList(Block(config, utility=utility) for _ in range(config.num_layers))
         self.last_norm = nn.LayerNorm(config.d_model)
-        self.register_buffer("dropout_seed", torch.zeros((), dtype=torch.long), persistent=False)
-        """Decides what the fused pass drops; the slow one asks torch's generator."""
-
-    dropout_seed: Tensor
-    fused: bool = False
-    """Whether a step takes the fused path; its memory must have been opened after this was set."""
-    beside: int = 1
-    """How many policies act on the device at a time; the fused step takes its share of the programs."""
-    fused_pass: bool = False
-    """Whether a pass over episodes takes the fused path in training."""
 
     def forward(self, obs_BT: Tensor, gates: Gates | None = None, start_B: Tensor | None = None) -> Tensor:
         """All steps at once: h (B, T, D)."""
@@ -251,8 +240,6 @@ class Transformer(nn.Module):
 
     def attend(self, x_BTD: Tensor, gates: Gates | None = None, start_B: Tensor | None = None) -> Tensor:
         """Tokens through all blocks: h (B, T, D). start_B: the position of each episode's first step; unset: 0."""
-        if self.fused_pass and self.training and gates is None:
-            return kernels.fused_attend(self, x_BTD)
         geometry = self.geometry(x_BTD.shape[1], start_B)
         for block, rho_BTD, g_BTD in self._layers(gates):
             x_BTD = block(x_BTD, rho_BTD, g_BTD, geometry)
@@ -260,8 +247,6 @@ class Transformer(nn.Module):
 
     def attend_step(self, x_BD: Tensor, cache: KVCache, gates: Gates | None = None) -> Tensor:
         """One token of every stream through all blocks: h (B, D). The cache moves on by one slot."""
-        if self.fused and cache.packed is not None and gates is None:
-            return kernels.fused_token(self, x_BD, cache)
         window, rotation = cache.window(), self.step_rotation(cache)
         for layer, (block, rho_BD, g_BD) in enumerate(self._layers(gates)):
             x_BD = block.step(x_BD, rho_BD, g_BD, cache, layer, window, rotation)
@@ -300,19 +285,10 @@ class Transformer(nn.Module):
         base, modulation = (torch.stack(part).masked_fill(expired_TT, torch.nan) for part in zip(*parts, strict=True))
         return base, modulation
 
-    def init_cache(
-        self,
-        streams: int,
-        capacity: int,
-        *,
-        utility: UtilityGates | None = None,
-        may_fuse: bool = True,
-    ) -> KVCache:
-        """Memory for so many steps in every stream, or for those of the window if these are fewer; with the current
-        weights, if the step is fused."""
+    def init_cache(self, streams: int, capacity: int) -> KVCache:
+        """Memory for so many steps in every stream, or for those of the window if these are fewer."""
         self.check_range(capacity)
         c, k = self.config, self.tokens_per_step
-        packed = kernels.pack(self, utility) if self.fused and may_fuse else None
         rolls = c.context is not None and c.context < capacity
         cache = (RollingCache if rolls else KVCache).empty(
             layers=c.num_layers,
@@ -320,11 +296,10 @@ class Transformer(nn.Module):
             heads=c.num_heads,
             capacity=k * (capacity if c.context is None else min(capacity, c.context)),
             d_head=c.d_model // c.num_heads,
-            like=self.like if packed is None else packed.matrices,
+            like=self.like,
         )
         if isinstance(cache, RollingCache):
             cache.tokens_per_step = k
-        cache.packed = packed
         return cache
 
     def _layers(self, gates: Gates | None) -> Iterator[tuple[Block, Tensor | None, Tensor | None]]:

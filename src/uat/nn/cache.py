@@ -8,7 +8,7 @@ Shapes: L layers, 2 (keys, values), B streams, H heads, S capacity, E head size.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -33,8 +33,6 @@ class KVCache:
     kv_L2BHSE: Tensor
     length_B: Tensor
     """Steps that each stream has seen."""
-    packed: Any = None
-    """The weights as a fused step reads them: those of the moment when this memory was opened. None: no fused step."""
 
     @classmethod
     def empty(cls, *, layers: int, streams: int, heads: int, capacity: int, d_head: int, like: Tensor) -> Self:

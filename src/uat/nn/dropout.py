@@ -1,31 +1,32 @@
-"""Dropout that leaves torch's generator on a GPU alone: what is dropped is a hash of (seed, place).
-
-So several trainings can run side by side on one device (`uat.training.together`). On a CPU, and in double precision, it
-is torch's own dropout.
-"""
+"""Dropout whose draw an engine may replace."""
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
+from contextvars import ContextVar
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from uat.engines import kernels
-
 
 class Dropout(nn.Module):
-    """One place in a network that drops; each has a seed of its own (`Policy.reseed`)."""
+    """One place in a network that drops: torch's own dropout, unless an engine draws another way.
 
-    dropout_seed: Tensor
+    Torch's generator is one for all trainings on a device. Where several run at once, an engine draws from a seed of
+    each place instead.
+    """
 
     def __init__(self, share: float) -> None:
         super().__init__()
         self.share = share
-        self.register_buffer("dropout_seed", torch.zeros((), dtype=torch.long), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.share == 0:
-            return x
-        if kernels.can_drop(x):
-            return kernels.fused_dropout(x, self.dropout_seed, self.share)
-        return F.dropout(x, self.share)
+        return x if not self.training or self.share == 0 else dropped_by.get()(self, x)
+
+
+def dropped_by_torch(place: Dropout, x: Tensor) -> Tensor:
+    return F.dropout(x, place.share)
+
+
+dropped_by: ContextVar[Callable[[Dropout, Tensor], Tensor]] = ContextVar("dropped_by", default=dropped_by_torch)
+"""What drops in training. An engine sets a kernel for as long as the engine runs."""

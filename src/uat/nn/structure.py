@@ -21,8 +21,8 @@ from torch.overrides import TorchFunctionMode
 
 INTERNAL = frozenset(vars(nn.Module()))
 """What torch itself keeps in every module; of this only hooks, parameters, buffers and submodules are compared."""
-FREE = frozenset({"fused", "fused_pass", "beside", "_compiled_call_impl"})
-"""Attributes that choose a path to the same numbers."""
+FREE = frozenset({"_compiled_call_impl"})
+"""Attributes that change no number."""
 HOOKS = {
     "_forward_hooks": "forward hook",
     "_forward_pre_hooks": "forward pre-hook",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from uat import __version__
 from uat.domains import split_seed
-from uat.engines.rollout import Player
+from uat.engines.rollout import RolloutRunner
 from uat.episode import Trajectory
 from uat.evaluation.scores import CEILING, EXPERT, RANDOM, Evaluation, evaluate, gap_closed
 from uat.methods import Policy
@@ -119,7 +119,7 @@ def episodes(policies: dict[str, Policy], domain: Any) -> list[dict[str, Any]]:
     """The first test episodes as played by each policy, with its attention."""
     shown: list[dict[str, Any]] = [{"name": f"test episode {i + 1}", "policies": {}} for i in range(SHOWN_EPISODES)]
     for method, policy in policies.items():
-        player = Player(policy, domain.simulator("test", "cpu"), device=torch.device("cpu"), sampled=False)
+        player = RolloutRunner(policy, domain.simulator("test", "cpu"), device=torch.device("cpu"), sampled=False)
         trajectory = player.play(torch.arange(SHOWN_EPISODES), split_seed("test", 0))
         attention_LBTT, gates = look_inside(policy, trajectory)
         for i, episode in enumerate(shown):

@@ -24,7 +24,9 @@ from uat.archives import read_arrays, required, write_arrays
 from uat.clock import NO_ACTION
 from uat.config import Precision, TrainConfig
 from uat.domains.movielens.ranking import Ranking
+from uat.engines import Engine
 from uat.engines.graph import captured_or_none
+from uat.engines.update import optimize
 from uat.episode import Batch, TensorFields
 from uat.files import FileError
 from uat.methods import METHODS, Policy
@@ -33,11 +35,11 @@ from uat.noise import derive, uniform
 from uat.settings import Count, Epochs, Scale, Seed, Steps, check_fields
 from uat.spec import Discrete, Items, Spec
 from uat.threads import cpu_threads
-from uat.training.optimizing import build_optimizer, optimize
+from uat.training.optimizing import build_optimizer
 from uat.training.surroundings import precision, seeded
 
 Array = Any
-ASKED_AT_ONCE = 1024
+USERS_AT_ONCE = 1024
 """Number of users per ranking batch."""
 
 
@@ -176,12 +178,12 @@ def rank(score_BI: Tensor, target_B: Tensor, seen_BI: Tensor) -> dict[str, Tenso
 
 
 @torch.no_grad()
-def ask(policy: Policy, questions: Questions) -> dict[str, float]:
+def score_questions(policy: Policy, questions: Questions) -> dict[str, float]:
     """Mean of each metric over all users."""
     policy.eval()
     parts = []
-    for begin in range(0, len(questions.target_U), ASKED_AT_ONCE):
-        some = questions.rows(slice(begin, begin + ASKED_AT_ONCE))
+    for begin in range(0, len(questions.target_U), USERS_AT_ONCE):
+        some = questions.rows(slice(begin, begin + USERS_AT_ONCE))
         score_BI = policy.read(as_batch(some.obs_UT)).every(slice(None))
         parts.append(rank(score_BI, some.target_U, some.seen_UI))
     return {name: torch.cat([part[name] for part in parts]).mean().item() for name in parts[0]}
@@ -237,7 +239,7 @@ class Learner:
 
     def __init__(self, policy: Policy, data: LeaveOneOut, config: NextItemConfig) -> None:
         self.policy, self.data, self.config = policy, data, config
-        self.phase = policy.phases()[0]
+        self.engine, self.phase = Engine(policy), policy.phases()[0]
         self.optimizer = build_optimizer(policy, TrainConfig(lr=config.lr, weight_decay=0.0))
         self.row_B = torch.full((config.batch_size,), -1, device=data.obs_UT.device)
         """Users of the batch, padded with -1."""
@@ -251,11 +253,11 @@ class Learner:
         self.step = captured or self.plain_step
 
     def plain_step(self) -> dict[str, Tensor]:
-        self.policy.train()
         real_B1 = (self.row_B >= 0)[:, None]
         row_B = self.row_B.clamp(0, len(self.data.obs_UT) - 1)
         obs_BT, target_BT = (x[row_B].masked_fill(~real_B1, NO_ACTION) for x in (self.data.obs_UT, self.data.target_UT))
-        return optimize(self.phase, as_batch(obs_BT, target_BT), self.optimizer, math.inf)
+        with self.engine.learning():
+            return optimize(self.phase, as_batch(obs_BT, target_BT), self.optimizer, math.inf)
 
     def epoch(self, index: int) -> float:
         """Train on all users once, in a new random order; return the mean loss."""
@@ -264,7 +266,7 @@ class Learner:
         for number, row_B in enumerate(share_1U[0].argsort().split(len(self.row_B))):
             self.row_B.fill_(-1)
             self.row_B[: len(row_B)] = row_B
-            self.policy.reseed(derive(seed, "next-item.dropout", index, number))
+            self.engine.reseed(derive(seed, "next-item.dropout", index, number))
             parts = self.step()
             losses.append(sum(value.clone() for name, value in parts.items() if name.startswith("loss/")))
         return torch.stack(losses).mean().item()
@@ -284,7 +286,7 @@ def learn(
         best, weights, best_epoch, epoch, started = -math.inf, {}, 0, 0, time.perf_counter()
         validation: dict[str, float] = {}
         for epoch in range(1, config.epochs + 1):
-            loss, metrics = learner.epoch(epoch), ask(policy, data.validation)
+            loss, metrics = learner.epoch(epoch), score_questions(policy, data.validation)
             yield f"epoch {epoch}: loss {loss:.4f}, validation ndcg@10 {metrics['ndcg@10']:.4f}"
             if metrics["ndcg@10"] > best:
                 best, best_epoch, validation = metrics["ndcg@10"], epoch, metrics
@@ -293,5 +295,5 @@ def learn(
                 break
         seconds = time.perf_counter() - started
         policy.load_state_dict(weights or policy.state_dict())
-        test = ask(policy, data.test)
+        test = score_questions(policy, data.test)
     yield Outcome(validation=validation, test=test, best_epoch=best_epoch, epochs=epoch, seconds=seconds)

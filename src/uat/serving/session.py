@@ -18,42 +18,16 @@ import torch
 from torch import Tensor
 
 from uat.checks import Array, as_tensor
-from uat.contracts import Agent
 from uat.distributions import choose
-from uat.engines.cpu import CPUStep
+from uat.engines import Engine, FusedEngine, NumpyEngine, plan_session
 from uat.episode import Step
 from uat.methods import Policy
-from uat.methods.policy import TransformerPolicy
-from uat.methods.uat import UAT
-from uat.methods.vanilla import Vanilla
 from uat.nn.cache import ENDLESS
 from uat.serving.entrance import Entrance, Values
-from uat.serving.fused import FusedStep
 from uat.settings import Count, Steps, checked, shown
 from uat.spec import Discrete
 from uat.tensor_files import first_not_finite
 from uat.threads import cpu_threads, thread_count
-
-FAST_STREAMS = 8
-"""Up to here a CPU's fast step, one stream after the other, beats the cached one, which takes all at once."""
-
-
-def open_fast(policy: Policy) -> CPUStep | FusedStep | str:
-    """The policy's weights as they are now, ready for the fast step; or why there is none."""
-    if on_gpu(policy):
-        try:
-            return FusedStep(policy) if isinstance(policy, TransformerPolicy) else policy.fuse() or "it has none"
-        except ValueError as error:
-            return str(error)
-    if type(policy) not in (UAT, Vanilla):  # a subclass may compute anything
-        return f"{type(policy).__name__} has no fast step"
-    assert isinstance(policy, UAT | Vanilla)
-    if (difference := policy.plain_alone() or policy.structure_difference()) is not None:
-        return difference
-    try:
-        return CPUStep(policy.backbone, policy.head, policy.utility if isinstance(policy, UAT) else None)
-    except ValueError as error:
-        return str(error)
 
 
 def _check_policy(policy: Policy) -> Policy:
@@ -76,10 +50,6 @@ def _most_steps(policy: Policy) -> int | None:
             "streams: say how many steps a stream may have, or train with a context and positions that do not end"
         )
     return policy.spec.horizon
-
-
-def on_gpu(policy: Policy) -> bool:
-    return next(policy.parameters()).is_cuda
 
 
 class Session:
@@ -122,14 +92,14 @@ class Session:
         self._room = ENDLESS if self.capacity is None else self.capacity
         try:
             with cpu_threads(self.threads):
-                self._agent, self._state = self._open(path)
+                self._engine, self._state = self._open(path)
         except (MemoryError, torch.OutOfMemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "alloc" not in str(error).lower():
                 raise
             limit = "" if self.capacity is None else f" with capacity={self.capacity}"
             message = f"streams={self.streams}{limit} do not fit into memory: {shown(str(error), 100)}"
             raise ValueError(message) from None
-        self.path = "cached" if self._agent is policy else "fast"
+        self.path = "cached" if self._engine.name == "plain" else "fast"
         self._entrance = Entrance(self.spec, streams)
         self._steps = np.zeros(streams, dtype=np.int64)
         self._longest, self._fresh = 0, True  # the most steps of any stream; whether some stream has seen none
@@ -137,15 +107,15 @@ class Session:
         self._going = np.zeros(streams, dtype=bool)
         self._rewards = deque(np.zeros(streams, dtype=np.float32) for _ in range(self.spec.reward_lag - 1))
 
-    def _open(self, path: str) -> tuple[Agent[Any] | CPUStep | FusedStep, Any]:
-        """Who decides, and its memory."""
-        agent = self._choose_path(path)
+    def _open(self, path: str) -> tuple[Engine, Any]:
+        """Return the engine that decides, and its memory."""
+        engine = self._plan(path)
         try:
-            return agent, agent.init_state(self.streams, self._room, self.device)
+            return engine, engine.init_state(self.streams, self._room, self.device)
         except ValueError:
             raise
         except Exception as error:  # whatever a compiler or a driver says: each has errors of its own
-            if path != "auto" or not isinstance(agent, FusedStep):
+            if path != "auto" or not isinstance(engine, FusedEngine):
                 raise
             said = str(error).strip().split("\n")[0]
             warnings.warn(
@@ -153,19 +123,16 @@ class Session:
                 "cached one, which is slower; path='cached' asks for it without this warning",
                 stacklevel=3,
             )
-            return self.policy, self.policy.init_state(self.streams, self._room, self.device)
+            plain = Engine(self.policy, refused=said)
+            return plain, plain.init_state(self.streams, self._room, self.device)
 
-    def _choose_path(self, path: str) -> Agent[Any] | CPUStep | FusedStep:
+    def _plan(self, path: str) -> Engine:
         checked(path, Literal["auto", "fast", "cached"], "path")
-        many = self.streams > FAST_STREAMS and not on_gpu(self.policy)
-        if path == "cached" or (path == "auto" and many):
-            return self.policy
-        fast = open_fast(self.policy)
-        if not isinstance(fast, str):
-            return fast
-        if path == "fast":
-            raise ValueError(f"path='fast' is not possible: {fast}")
-        return self.policy
+        prefer: Literal["auto", "fast", "plain"] = "plain" if path == "cached" else "auto" if path == "auto" else "fast"
+        engine = plan_session(self.policy, self.streams, prefer=prefer)
+        if path == "fast" and engine.name == "plain":
+            raise ValueError(f"path='fast' is not possible: {engine.refused}")
+        return engine
 
     def act(
         self,
@@ -203,7 +170,7 @@ class Session:
             first_B = self._steps == 0
             done = np.where(first_B.reshape(-1, *[1] * (done.ndim - 1)), self._none, done)
         told = seen, done, self._delayed(earned_B, first_B), first_B, may_BA
-        answer = self._in_numpy(self._agent, *told) if isinstance(self._agent, CPUStep) else self._in_torch(*told)
+        answer = self._in_numpy(self._engine, *told) if isinstance(self._engine, NumpyEngine) else self._in_torch(*told)
         self._steps += 1
         self._longest, self._fresh = self._longest + 1, False
         return answer
@@ -261,9 +228,15 @@ class Session:
     # ------------------------------------------------------------ what is known, and the answer
 
     def _in_numpy(
-        self, agent: CPUStep, obs: Values, action: Values, reward_B: Values, first_B: Values, allowed_BA: Values | None
+        self,
+        engine: NumpyEngine,
+        obs: Values,
+        action: Values,
+        reward_B: Values,
+        first_B: Values,
+        allowed_BA: Values | None,
     ) -> Tensor:
-        logits_BA = agent.decide(self._state, obs, action, reward_B.tolist(), first_B.tolist(), allowed_BA)
+        logits_BA = engine.numpy.decide(self._state, obs, action, reward_B.tolist(), first_B.tolist(), allowed_BA)
         if not np.abs(logits_BA.max(-1)).max() < math.inf:  # NaN is not below it either
             self._refuse_answer()
         if isinstance(self.spec.action, Discrete):
@@ -281,12 +254,12 @@ class Session:
         copies = {name: torch.tensor(x, device=self.device) for name, x in told.items()}  # a policy may keep them
         may_BA = None if allowed_BA is None else torch.tensor(allowed_BA, device=self.device)
         step = Step(**copies, allowed=may_BA)
-        if isinstance(self._agent, FusedStep):
-            chosen, self._state = self._agent.decide(self._state, step)
+        if isinstance(self._engine, FusedEngine):
+            chosen, self._state = self._engine.decide(self._state, step)
             answer = chosen.cpu()
         else:
             with cpu_threads(self.threads):
-                logits_BA, self._state = self._agent.step(self._state, step)
+                logits_BA, self._state = self._engine.step(self._state, step)
                 answer, largest = choose(logits_BA, self.spec).cpu(), float(logits_BA.amax(-1).abs().max())
             if not largest < math.inf:  # NaN is not below it either
                 self._refuse_answer()
@@ -298,7 +271,7 @@ class Session:
     def _refuse_answer(self) -> None:
         """A memory that gave such an answer may hold more of it: the session forgets all, and says so."""
         with cpu_threads(self.threads):
-            self._state = self._agent.init_state(self.streams, self._room, self.device)
+            self._state = self._engine.init_state(self.streams, self._room, self.device)
         self._last = self._none
         self.restart()
         raise ValueError(

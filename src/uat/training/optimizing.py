@@ -1,20 +1,13 @@
-"""One optimizer step: loss over real steps, clipped gradient, Adam with one rate per group.
-
-Everything stays on the device (rates included), so that the whole step can be captured as a CUDA graph.
-"""
+"""Adam with one learning rate per group of parameters, and its schedule; rates lie on the device."""
 
 from __future__ import annotations
 
 import math
 
 import torch
-from torch import Tensor, nn
 
 from uat.config import TrainConfig
-from uat.engines import kernels
-from uat.episode import Batch
-from uat.methods import Phase, Policy
-from uat.training.ranks import ALONE, Ranks
+from uat.methods import Policy
 
 
 def build_optimizer(policy: Policy, config: TrainConfig) -> torch.optim.Adam:
@@ -56,28 +49,3 @@ def set_rates(
         for group in optimizer.param_groups:
             group["lr"].fill_(group["peak_lr"] * factor)
     return factor
-
-
-def optimize(
-    phase: Phase, batch: Batch, optimizer: torch.optim.Optimizer, clip: float, ranks: Ranks = ALONE
-) -> dict[str, Tensor]:
-    """One step down the phase's loss; its parts and the gradient's norm before clipping, on the device."""
-    losses = phase.loss(batch)
-    counts = ranks.sum([count for _, count in losses.values()])
-    parts = {name: total / count.clamp_min(1) for (name, (total, _)), count in zip(losses.items(), counts, strict=True)}
-    optimizer.zero_grad(set_to_none=True)
-    (torch.stack(list(parts.values())).sum() if len(parts) != 1 else next(iter(parts.values()))).backward()
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    learnt = [p for p in parameters if p.grad is not None]
-    for p, gradient in zip(learnt, ranks.sum([p.grad for p in learnt if p.grad is not None]), strict=True):
-        p.grad = gradient
-    if kernels.can_descend(optimizer):
-        norm = kernels.fused_adam(optimizer, clip)
-    else:
-        norm = nn.utils.clip_grad_norm_(parameters, clip)
-        optimizer.step()
-    if phase.after_step is not None:
-        with torch.no_grad():
-            phase.after_step()
-    told = ranks.sum([part.detach() for part in parts.values()])
-    return {**{f"loss/{name}": part for name, part in zip(parts, told, strict=True)}, "gradient_norm": norm}

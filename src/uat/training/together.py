@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from uat.config import RunConfig
-from uat.engines.graph import InTurn, own_stream
+from uat.engines.graph import SerialReplay, own_stream
 from uat.files import check_path
 from uat.noise import derive
 from uat.runs import Run
@@ -62,11 +62,8 @@ def train_together(
             run.is_there(resume=resume)
             kept.enter_context(run.training())
             Run.create(run.config, run.path, resume=resume, device=chosen)
-        trainers = [Trainer(run, chosen) for run in runs]
-        in_turn = InTurn() if chosen.type == "cuda" else None
-        for trainer in trainers:
-            trainer.learner.share_device(len(trainers))
-            trainer.in_turn = in_turn
+        serial = SerialReplay() if chosen.type == "cuda" else None
+        trainers = [Trainer(run, chosen, concurrent_policies=len(runs), serial=serial) for run in runs]
         streams = [_stream(trainers, chosen) for _ in trainers]
         turns: list[Generator[None, None, None]] = []
         for trainer, stream in zip(trainers, streams, strict=True):
@@ -100,9 +97,7 @@ def _stream(trainers: list[Trainer], device: torch.device) -> contextlib.Abstrac
     """A stream of its own where nobody asks torch's generator; else the common one."""
     if device.type != "cuda":
         return contextlib.nullcontext()
-    for trainer in trainers:
-        trainer.learner.fuse_pass()
-    if not all(trainer.learner.own_noise for trainer in trainers):
+    if not all(trainer.engine.leaves_generator_alone for trainer in trainers):
         return contextlib.nullcontext()
     stream = own_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))

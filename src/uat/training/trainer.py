@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -18,9 +18,10 @@ from torch import Tensor
 from uat.config import RunConfig, to_json
 from uat.contracts import Recording
 from uat.domains import Domain, split_seed
-from uat.engines.graph import InTurn
+from uat.engines import plan
+from uat.engines.graph import SerialReplay, copy_to_host
 from uat.engines.kernels import fused_operations
-from uat.engines.rollout import AT_ONCE, Player, play_all
+from uat.engines.rollout import AT_ONCE, RolloutRunner, play_all
 from uat.files import check_path
 from uat.methods import METHODS, Phase, Policy, training_name
 from uat.metrics import Metric
@@ -117,23 +118,23 @@ def _trained(config: RunConfig) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
-    """Who says which weights of a phase are best."""
+class Criterion:
+    """What decides which weights of a phase are best."""
 
     numbers: Callable[[], dict[str, Tensor]]
-    """What a validation tells; still on the device."""
+    """Validates the weights as they are; the numbers stay on the device."""
     metric: Metric | None
     """Which of the numbers decides, and which way; None: the latest weights are the best."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """The epochs from one validation to the next."""
+class PendingValidation:
+    """The epochs from one validation to the next, whose numbers have not been read yet."""
 
     epoch: int
     """The last of them, in its phase."""
     rows: Callable[[], list[dict[str, Any]]]
-    """What is told of each, once the device has worked it out."""
+    """Waits for the device, and gives a row of numbers for each epoch."""
     weights: dict[str, Tensor]
     """As they were validated."""
 
@@ -141,8 +142,8 @@ class Stretch:
 class Trainer:
     """One training: policy, worlds, checkpoint and where it stands.
 
-    The policy's learner plays, learns and is judged; its weights are the policy's own. In a phase that learns from
-    logs somebody else plays, and the learner is still judged by its own play unless the phase says otherwise. Episodes
+    The policy's learner plays, learns and is validated; its weights are the policy's own. In a phase that learns from
+    logs a behaviour plays, and the learner is still validated by its own play unless the phase says otherwise. Episodes
     that no action changes are taken as they happened: nobody plays them.
 
     On a GPU the host does not wait for a validation but hands over the next epochs, and reads its numbers after those:
@@ -150,10 +151,19 @@ class Trainer:
     due: so files are the same as if it had waited, but a loss that is no number is found a validation later.
     """
 
-    def __init__(self, run: Run, device: torch.device, ranks: Ranks = ALONE) -> None:
-        self.run, self.device, self.config, self.ranks = run, device, run.config, ranks
-        self.in_turn: InTurn | None = None
-        """Set where others train side by side on the device: their optimize steps take turns."""
+    def __init__(
+        self,
+        run: Run,
+        device: torch.device,
+        ranks: Ranks = ALONE,
+        *,
+        prefer: Literal["fast", "plain"] = "fast",
+        concurrent_policies: int = 1,
+        serial: SerialReplay | None = None,
+    ) -> None:
+        """concurrent_policies: how many policies train on the device at a time; their updates take turns in `serial`.
+        prefer: which engine runs the policy, see `uat.engines.plan`."""
+        self.run, self.device, self.config, self.ranks, self.serial = run, device, run.config, ranks, serial
         self.runs_ahead = device.type == "cuda"
         self.domain = run.config.build_domain()
         check_memory(run.config, self.domain.spec, device, share=ranks.count)
@@ -165,9 +175,10 @@ class Trainer:
             self._compare_threads()
         worlds = self.domain.simulator("train", device)
         nobody = isinstance(worlds, Recording)  # what happened there does not wait for anyone
-        self._players: list[Player] = []
-        self.player = self._new_player(None if nobody else self.learner, worlds, sampled=True)
-        self.judge = self._new_player(self.learner, self.domain.simulator("validation", device), sampled=False)
+        self.engine = plan(self.learner, prefer=prefer, concurrent_policies=concurrent_policies)
+        self._runners: list[RolloutRunner] = []
+        self.rollouts = self._runner(None if nobody else self.engine, worlds, sampled=True)
+        self.validation = self._runner(self.engine, self.domain.simulator("validation", device), sampled=False)
 
     def _compare_threads(self) -> None:
         """Warn if the run goes on with another number of CPU threads."""
@@ -180,10 +191,10 @@ class Trainer:
                 stacklevel=4,
             )
 
-    def _new_player(self, agent: Any, simulator: Any, *, sampled: bool) -> Player:
+    def _runner(self, agent: Any, simulator: Any, *, sampled: bool) -> RolloutRunner:
         """Closed when training is over."""
-        self._players.append(Player(agent, simulator, device=self.device, sampled=sampled))
-        return self._players[-1]
+        self._runners.append(RolloutRunner(agent, simulator, device=self.device, sampled=sampled))
+        return self._runners[-1]
 
     def train(self, progress: ShowProgress) -> None:
         for _ in self.turns(progress):
@@ -195,7 +206,7 @@ class Trainer:
             return
         self.run.file("scores.jsonl").unlink(missing_ok=True)  # of weights that will not be the last
         with contextlib.closing(self), tensorboard(self.run, after=self.standing.total) as write:
-            for index, phase in enumerate(self.learner.phases()):
+            for index, phase in enumerate(self.engine.learner.phases()):
                 if index >= self.standing.phase:
                     self.standing.begin(index)
                     yield from self._train_phase(phase, progress, write)
@@ -204,29 +215,31 @@ class Trainer:
         self.run.file("scores.jsonl").unlink(missing_ok=True)  # somebody may have scored it unfinished meanwhile
 
     def close(self) -> None:
-        """Give back what was captured for its players."""
-        for player in self._players:
-            player.close()
+        """Give back what was captured for rollouts."""
+        for runner in self._runners:
+            runner.close()
 
     def epoch(self, phase: Phase) -> Epoch:
-        player = self.player
+        rollouts = self.rollouts
         if phase.behaviour is not None:
-            player = self._new_player(phase.behaviour, player.simulator, sampled=True)
-        epoch = Epoch(self.config, self.learner, phase, player, self.checkpoint, self.ranks, self.in_turn)
+            rollouts = self._runner(phase.behaviour, rollouts.simulator, sampled=True)
+        epoch = Epoch(self.config, self.engine, phase, rollouts, self.checkpoint, self.ranks, self.serial)
         if phase.judged_by == "play":
             count = self.domain.episode_count("validation", self.config.train.validation_episodes)
-            epoch.rehearsed_with.append(lambda: self.judge.rehearsal(min(AT_ONCE, count)))
+            epoch.warmed_up_with.append(lambda: self.validation.prepare(min(AT_ONCE, count)))
         return epoch
 
     def _train_phase(
         self, phase: Phase, progress: ShowProgress, write: Callable[[dict[str, Any]], None]
     ) -> Iterator[None]:
-        standing, epoch, judge = self.standing, self.epoch(phase), self.judge_of(phase)
+        standing, epoch, criterion = self.standing, self.epoch(phase), self.criterion(phase)
         c = epoch.train
         pending: list[dict[str, Any]] = []
-        waiting: list[Stretch] = []  # validated, but their numbers are not read yet: one at most, and a new one
+        waiting: list[
+            PendingValidation
+        ] = []  # validated, but their numbers are not read yet: one at most, and a new one
         what = f"{self.config.method_name} on {self.config.domain_name}/{self.domain.task}"
-        label = f"{what} ({epoch.player.path}, {epoch.path})"
+        label = f"{what} ({epoch.rollouts.path}, {epoch.path})"
         since = time.perf_counter()
         with progress(label, c.epochs) as shown, contextlib.closing(epoch):
             while standing.epoch < c.epochs and not (standing.settled and self._out_of_patience()):
@@ -236,16 +249,16 @@ class Trainer:
                 pending.append({"epoch": standing.total, "phase": phase.name, **numbers})
                 if standing.settled:
                     pending[-1] |= {
-                        f"validation/{name}": value for name, value in self.ranks.agreed(judge.numbers()).items()
+                        f"validation/{name}": value for name, value in self.ranks.agreed(criterion.numbers()).items()
                     }
-                    waiting.append(Stretch(standing.epoch, sent(pending), self.checkpoint.weights()))
+                    waiting.append(PendingValidation(standing.epoch, copy_to_host(pending), self.checkpoint.weights()))
                     pending = []
                 yield
                 if standing.settled:
                     while len(waiting) > 1 or (waiting and not self._may_run_ahead(c.epochs)):
-                        stretch = waiting.pop(0)
-                        rows = stretch.rows()
-                        note = self._settle(rows, stretch, judge.metric)
+                        validated = waiting.pop(0)
+                        rows = validated.rows()
+                        note = self._settle(rows, validated, criterion.metric)
                         now = time.perf_counter()
                         self.run.append("timing.jsonl", [{"epoch": rows[-1]["epoch"], "seconds": now - since}])
                         since = now
@@ -258,31 +271,30 @@ class Trainer:
     def validate(self) -> dict[str, Tensor]:
         """Greedy play on the validation episodes; the means still lie on the device."""
         count = self.domain.episode_count("validation", self.config.train.validation_episodes)
-        measured = play_all(self.judge, count, split_seed("validation", 0), self.domain.measure)
+        measured = play_all(self.validation, count, split_seed("validation", 0), self.domain.measure)
         return {name: x.nanmean() for name, x in self.domain.summarise(measured).items()}
 
-    def judge_of(self, phase: Phase) -> Judge:
+    def criterion(self, phase: Phase) -> Criterion:
         """What the phase says decides which weights are best."""
         if phase.judged_by == "nothing":
-            return Judge(dict, None)
+            return Criterion(dict, None)
         if phase.judged_by == "play":
-            return Judge(self.validate, self.domain.metrics[0])
-        agent, simulator = phase.behaviour or self.learner, self.judge.simulator
-        player = self._new_player(agent, simulator, sampled=True)
-        return Judge(lambda: self._validation_loss(phase, player), Metric(name="loss", higher_is_better=False))
+            return Criterion(self.validate, self.domain.metrics[0])
+        rollouts = self._runner(phase.behaviour or self.engine, self.validation.simulator, sampled=True)
+        return Criterion(lambda: self._validation_loss(phase, rollouts), Metric(name="loss", higher_is_better=False))
 
     @torch.no_grad()
-    def _validation_loss(self, phase: Phase, player: Player) -> dict[str, Tensor]:
+    def _validation_loss(self, phase: Phase, rollouts: RolloutRunner) -> dict[str, Tensor]:
         """The phase's loss on the validation episodes, with nothing dropped; still on the device."""
         count = self.domain.episode_count("validation", self.config.train.validation_episodes)
-        trajectory = player.play(torch.arange(count), split_seed("validation", 0))
+        trajectory = rollouts.play(torch.arange(count), split_seed("validation", 0))
         with fused_operations():
             losses = phase.loss(self.learner.eval().spec.clock.batch(trajectory))
         parts = [total / count.clamp_min(1) for total, count in losses.values()]
         return {"loss": torch.stack(parts).sum()}
 
-    def _settle(self, rows: list[dict[str, Any]], stretch: Stretch, metric: Metric | None) -> str:
-        """Judge a stretch of epochs and log its rows; what to tell whoever watches."""
+    def _settle(self, rows: list[dict[str, Any]], validated: PendingValidation, metric: Metric | None) -> str:
+        """Keep the weights if they are the best, log the rows of the epochs, and return a note for the progress."""
         for row in rows:
             for name, number in row.items():
                 if name.startswith(("loss/", "gradient")) and not math.isfinite(number):
@@ -291,13 +303,13 @@ class Trainer:
         standing, last = self.standing, rows[-1]
         note = ", ".join(f"{k.removeprefix('loss/')} loss {v:.3f}" for k, v in last.items() if k.startswith("loss/"))
         if metric is None:
-            self.checkpoint.best = stretch.weights
+            self.checkpoint.best = validated.weights
         else:
             value = last[f"validation/{metric.name}"]
             if standing.best_value is None or metric.better(value, standing.best_value):
-                standing.best_value, standing.best_epoch = value, stretch.epoch
-                self.checkpoint.best = stretch.weights
-            when = "" if stretch.epoch == standing.epoch else f" at epoch {stretch.epoch}"
+                standing.best_value, standing.best_epoch = value, validated.epoch
+                self.checkpoint.best = validated.weights
+            when = "" if validated.epoch == standing.epoch else f" at epoch {validated.epoch}"
             note = f"{note}, validation {metric.name} {_in_words(value)}{when} (best {_in_words(standing.best_value)})"
         self.run.append("metrics.jsonl", rows)
         return note
@@ -314,36 +326,6 @@ class Trainer:
 
 def _in_words(value: float | None) -> str:
     return "undefined, worse than any number" if value is None or math.isnan(value) else f"{value:.3f}"
-
-
-def sent(rows: list[dict[str, Any]]) -> Callable[[], list[dict[str, Any]]]:
-    """Rows some of whose numbers lie on the device. These set out for the host, all of one type in one copy; what comes
-    back waits for them, and for nothing that the device is given later."""
-    places: dict[Any, list[tuple[int, str]]] = {}
-    for index, row in enumerate(rows):
-        for name, value in row.items():
-            if isinstance(value, Tensor):
-                places.setdefault((value.dtype, value.device), []).append((index, name))
-    copies: list[Tensor] = []
-    for its in places.values():
-        numbers = torch.stack([rows[index][name].detach().reshape(()) for index, name in its])
-        on_host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=numbers.is_cuda)
-        copies.append(on_host.copy_(numbers, non_blocking=numbers.is_cuda))
-    there: list[torch.cuda.Event] = []
-    for device in {device for _, device in places if device.type == "cuda"}:
-        there.append(torch.cuda.Event())
-        there[-1].record(torch.cuda.current_stream(device))
-
-    def read() -> list[dict[str, Any]]:
-        for event in there:
-            event.synchronize()
-        found = [dict(row) for row in rows]
-        for its, numbers in zip(places.values(), copies, strict=True):
-            for (index, name), number in zip(its, numbers.tolist(), strict=True):
-                found[index][name] = number
-        return found
-
-    return read
 
 
 @contextlib.contextmanager

@@ -97,7 +97,7 @@ def test_a_study_makes_rows_of_flawed_builds_again_and_no_others(tmp_path: Path)
     before, vanilla = rows(out), next(cell for cell in cells_of(options) if cell.config.method_name == "vanilla")
     assert left(options) == []
 
-    rewrite(out, numerics=None)  # from before rows said who made them: done, unless they are listed
+    rewrite(out, numerics=None)  # without a build in their rows: finished unless they are listed
     retell(uat.Run.open(vanilla.folder(options.results.runs)), None)
     assert left(options) == []
     listed = {"noise": {"what": "noisy gradients", "runs": [vanilla.identity, "0123456789abcdef"]}}

@@ -64,11 +64,12 @@ def fused_play(
     streams: int,
     world: FusedWorld,
     gumbel_BTA: Tensor | None,
+    policies: int = 1,
 ) -> Tensor:
     """The actions (B, T) of one episode in each world; all else the world has written down."""
     steps, c, positions = spec.steps, backbone.config, backbone.positions
     backbone.check_range(steps)
-    packed, real = pack(backbone, utility), served(streams, c.num_heads, backbone.beside)
+    packed, real = pack(backbone, utility), served(streams, c.num_heads, policies)
     past = _room(backbone, packed, streams, steps, real)
     action_BT = torch.empty(streams, steps, dtype=torch.long, device=positions.device)
     nothing = Step(  # the kernel makes its own: of a step only the widths count here
@@ -86,7 +87,7 @@ def fused_play(
         to_action=action_BT, world=world.world, START=world.start, LOOK=world.look, NOTE=world.note, MOVE=world.move,
         T=steps, REWARDS=spec.reward_scale,
     )  # fmt: skip
-    if backbone.beside > 1 and getattr(kernel, "function", None) is not None:
+    if policies > 1 and getattr(kernel, "function", None) is not None:
         _leave_shared_memory(kernel.function)
     return action_BT
 

@@ -60,7 +60,7 @@ WIDEST = 128
 """Most entries of an observation, or actions, that are read inside the kernel; more are read outside."""
 
 
-def unfit(backbone: Transformer, utility: UtilityGates | None) -> str | None:
+def unsupported_reason(backbone: Transformer, utility: UtilityGates | None) -> str | None:
     """Why this policy cannot take the fused step; None if it can."""
     c = backbone.config
     for name, size, most in (("d_model", c.d_model, 128), ("d_ff", c.d_ff, 256)):  # more does not fit shared memory
@@ -86,8 +86,8 @@ def unfit(backbone: Transformer, utility: UtilityGates | None) -> str | None:
 
 
 def memory_taken(backbone: Transformer, utility: UtilityGates | None) -> int:
-    """Bytes of shared memory that a program takes at most, of the sizes that `unfit` lets through: what compilers say
-    (a test asks one). Half precision needs little; exact products keep whole blocks of weights there."""
+    """Bytes of shared memory that a program takes at most, of the sizes that are supported: what compilers say (a test
+    asks one). Half precision needs little; exact products keep whole blocks of weights there."""
     d, most = backbone.config.d_model, 96 * 1024
     if rounding() != "half" and d > 32:
         most = 184 * 1024 if d > 64 else most if utility is None else 136 * 1024
@@ -108,6 +108,8 @@ def fused_step(
     head: Head,
     step: Step,
     cache: KVCache,
+    packed: Packed,
+    policies: int,
     ubar_BU: Tensor | None = None,
     gumbel_BA: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
@@ -116,19 +118,18 @@ def fused_step(
     With Gumbel noise the choice is a sample of the logits, without it their arg-max.
     """
     inside = head.linear.out_features <= WIDEST
-    heard = {} if utility is None else told(utility, step, ubar_BU, cache.packed)
-    found, choice_B = _launch(
-        backbone, cache, observed(backbone, step.obs), heard, head if inside else None, step, gumbel_BA
-    )
+    heard = {} if utility is None else told(utility, step, ubar_BU, packed)
+    seen, scored = observed(backbone, step.obs), head if inside else None
+    found, choice_B = _launch(backbone, cache, packed, policies, seen, heard, scored, step, gumbel_BA)
     if not inside:
         return head.logits(found, step.allowed), None
     return found, choice_B if isinstance(head, DiscreteHead) else None
 
 
-def fused_token(backbone: Transformer, x_BD: Tensor, cache: KVCache) -> Tensor:
+def fused_token(backbone: Transformer, x_BD: Tensor, cache: KVCache, packed: Packed, policies: int) -> Tensor:
     """h (B, D) of one token that is embedded and placed already. The cache moves on in place."""
     seen = {"obs_ptr": x_BD.float().contiguous(), "ENCODE": "token"}
-    return _launch(backbone, cache, seen, {}, None, None, None)[0]
+    return _launch(backbone, cache, packed, policies, seen, {}, None, None, None)[0]
 
 
 def products() -> str:
@@ -163,6 +164,8 @@ def _among(streams: int, programs: int) -> int:
 def _launch(
     backbone: Transformer,
     cache: KVCache,
+    packed: Packed,
+    policies: int,
     seen: dict[str, Any],
     told: dict[str, Any],
     head: Head | None,
@@ -171,7 +174,7 @@ def _launch(
 ) -> tuple[Tensor, Tensor]:
     """`_step` with what it reads; without a head it gives h. What is not read may be any tensor."""
     streams, unread = cache.length_B.shape[0], cache.kv_L2BHSE
-    real = served(streams, backbone.config.num_heads, backbone.beside)
+    real = served(streams, backbone.config.num_heads, policies)
     out = backbone.positions.new_empty(streams, backbone.config.d_model if head is None else head.linear.out_features)
     choice_B = torch.empty(streams, dtype=torch.long, device=out.device)
     allowed = None if step is None or step.allowed is None or head is None else step.allowed.contiguous()
@@ -185,7 +188,7 @@ def _launch(
         "MASKED": allowed is not None,
     }
     drawn_BA = None if gumbel_BA is None else gumbel_BA.float()
-    reads = arguments(backbone, cache.packed, cache.kv_L2BHSE, seen, told, head, real, drawn_BA)
+    reads = arguments(backbone, packed, cache.kv_L2BHSE, seen, told, head, real, drawn_BA)
     cast(Any, _step)[(shares(streams, real),)](**reads, **given)
     return out, choice_B
 

@@ -18,7 +18,7 @@ from uat.nn.encoders import VectorEncoder
 from uat.nn.utility import UtilityGates
 
 
-def unfit(backbone: Transformer, steps: int) -> str | None:
+def unsupported_reason(backbone: Transformer, steps: int) -> str | None:
     """Why the pass cannot be fused, beyond what bars the step; None if it can."""
     c = backbone.config
     if c.d_model // c.num_heads < 16:
@@ -32,24 +32,26 @@ def unfit(backbone: Transformer, steps: int) -> str | None:
     return f"it takes episodes of at most {LONGEST} steps, not {steps}" if steps > LONGEST else None
 
 
-def fused_features(backbone: Transformer, utility: UtilityGates | None, batch: Batch) -> Tensor:
-    """h (B, T, D), as the slow twin (`Policy.features`) gives it."""
+def fused_features(backbone: Transformer, utility: UtilityGates | None, batch: Batch, seed: Tensor) -> Tensor:
+    """h (B, T, D), as the slow twin (`Policy.features`) gives it. seed: decides what is dropped."""
     x_ND = _embed(backbone, batch)
     peak = x_ND.new_empty(1)
     gates = None if utility is None else _gates(utility, batch, peak)
-    return _attend(backbone, x_ND, batch.obs.shape[:2], gates, peak)
+    return _attend(backbone, x_ND, batch.obs.shape[:2], gates, seed, peak)
 
 
-def fused_attend(backbone: Transformer, x_BTD: Tensor) -> Tensor:
+def fused_attend(backbone: Transformer, x_BTD: Tensor, seed: Tensor) -> Tensor:
     """h (B, T, D) of tokens that are embedded and placed already, as `Transformer.attend` gives it."""
     x_ND = x_BTD.float().flatten(0, 1).contiguous()
-    return _attend(backbone, x_ND, x_BTD.shape[:2], None, x_ND.new_empty(1))
+    return _attend(backbone, x_ND, x_BTD.shape[:2], None, seed, x_ND.new_empty(1))
 
 
-def _attend(backbone: Transformer, x_ND: Tensor, shape: torch.Size, gates: Tensor | None, peak: Tensor) -> Tensor:
+def _attend(
+    backbone: Transformer, x_ND: Tensor, shape: torch.Size, gates: Tensor | None, seed: Tensor, peak: Tensor
+) -> Tensor:
     """All blocks and the last norm, which on the way back writes the largest gradient to `peak`."""
     blocks = [cast(Block, block) for block in backbone.blocks]
-    x_ND = fused_blocks(blocks, x_ND, gates, (shape[0], shape[1]), backbone.dropout_seed, peak)
+    x_ND = fused_blocks(blocks, x_ND, gates, (shape[0], shape[1]), seed, peak)
     return fused_norm(backbone.last_norm, x_ND, peak).view(*shape, -1)
 
 

@@ -17,11 +17,11 @@ import torch
 from numpy.typing import NDArray
 
 from uat.domains import split_seed
-from uat.engines.rollout import Player
+from uat.engines.rollout import RolloutRunner
 from uat.episode import Batch, Trajectory
 from uat.evaluation.intervals import interval
 from uat.methods import Policy
-from uat.methods.policy import TransformerPolicy
+from uat.methods.uat import UAT
 from uat.nn.utility import UtilityGates
 from uat.runs import Run, load_policy
 from uat.threads import cpu_threads
@@ -41,7 +41,7 @@ class GateNorms:
 
 def gates_in(policy: Policy) -> UtilityGates | None:
     """The module that turns feedback into gates; None if the policy has none."""
-    return policy.gates if isinstance(policy, TransformerPolicy) else None
+    return policy.utility if isinstance(policy, UAT) else None
 
 
 @torch.no_grad()
@@ -92,7 +92,7 @@ def played(run: Run, episodes: int | None, device: torch.device | str | None) ->
     """Test episodes of a run, played greedily in batches; `episodes=None` means the number in its config, or all."""
     chosen, domain = pick_device(device), run.config.build_domain()
     policy = load_policy(run.path).to(chosen)
-    player = Player(policy, domain.simulator("test", chosen), device=chosen, sampled=policy.sampled)
+    player = RolloutRunner(policy, domain.simulator("test", chosen), device=chosen, sampled=policy.sampled)
     count = domain.episode_count("test", episodes or run.config.evaluation.episodes)
     at_once = min(AT_ONCE, count)
     with contextlib.closing(player):

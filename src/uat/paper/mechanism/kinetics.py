@@ -10,7 +10,7 @@ import torch
 from uat.domains import split_seed
 from uat.domains.sepsis import kinetics as sepsis_kinetics
 from uat.domains.sepsis.kinetics import Kinetics
-from uat.engines.rollout import Player
+from uat.engines.rollout import RolloutRunner
 from uat.runs import Run, load_policy
 from uat.threads import cpu_threads
 from uat.training.surroundings import pick_device
@@ -26,7 +26,7 @@ def kinetics_of(run: Run, *, episodes: int = EPISODES, device: torch.device | st
     if domain.name != "sepsis":
         raise ValueError(f"{run.path}: kinetics are measured on sepsis, not on {domain.name}")
     policy = load_policy(run.path).to(chosen)
-    player = Player(policy, domain.simulator("test", chosen), device=chosen, sampled=policy.sampled)
+    player = RolloutRunner(policy, domain.simulator("test", chosen), device=chosen, sampled=policy.sampled)
     with contextlib.closing(player):
         return sepsis_kinetics.kinetics([player.play(torch.arange(episodes), split_seed("test", 0))])
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from uat.config import RunConfig
-from uat.engines.rollout import Player
+from uat.engines.rollout import RolloutRunner
 from uat.recipes import recipe
 from uat.runs import Run, manifest
 from uat.threads import cpu_threads, thread_count
@@ -59,19 +59,20 @@ def _training(config: RunConfig, device: torch.device) -> dict[str, float]:
     repeats, before = REPEATS[config.preset], _forget_peak(device)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(Run.create(config, Path(folder) / "run"), device)
-    epoch, index = trainer.epoch(trainer.learner.phases()[0]), itertools.count()
+    epoch, index = trainer.epoch(trainer.engine.learner.phases()[0]), itertools.count()
     whole = _milliseconds(lambda: epoch.run(i := next(index), i + 1), repeats, device)
-    trajectory = epoch.player.play(torch.arange(config.train.batch_size), 0)
-    step = epoch.captured if epoch.captured is not None else lambda: epoch.optimize(trajectory)
+    trajectory = epoch.rollouts.play(torch.arange(config.train.batch_size), 0)
+    updates = epoch.updates
+    step = updates.captured if updates.captured is not None else lambda: updates.plain(trajectory)
     return {"optimize_ms": _milliseconds(step, repeats, device), "epoch_ms": whole, **_peak("training", device, before)}
 
 
 def _acting(config: RunConfig, device: torch.device) -> dict[str, float]:
     before, domain = _forget_peak(device), config.build_domain()
     policy = build_policy(config, domain, device)
-    player = Player(policy, domain.simulator("test", device), device=device, sampled=False)
+    rollouts = RolloutRunner(policy, domain.simulator("test", device), device=device, sampled=False)
     ids = torch.arange(config.train.batch_size)
-    rollout = _milliseconds(lambda: player.play(ids, 0), REPEATS[config.preset], device)
+    rollout = _milliseconds(lambda: rollouts.play(ids, 0), REPEATS[config.preset], device)
     size = float(sum(p.numel() for p in policy.parameters()))
     return {"parameters": size, "step_ms": rollout / domain.spec.steps, **_peak("acting", device, before)}
 

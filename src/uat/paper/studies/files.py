@@ -5,7 +5,7 @@
   pairs/DOMAIN.jsonl       paired comparisons of methods on the same episodes (Pair)
   traces/                  results of probes, PROBE.safetensors
   efficiency.jsonl         time and memory, by device
-  flawed.json              runs of builds with a known flaw, from before rows said which build trained them
+  flawed.json              runs of builds with a known flaw, whose rows do not name the build that trained them
   flawed/                  run folders of such builds that a study has set aside
   runs/                    run folders
   failures/                errors, by job

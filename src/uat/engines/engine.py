@@ -1,0 +1,167 @@
+"""Engines: how a policy acts, plays whole episodes and learns. The base class runs it plainly, as its class says."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from uat.acting import rollout
+from uat.contracts import Agent, Answers
+from uat.engines import kernels
+from uat.engines.fused import FusedPolicy, fused_view
+from uat.episode import Batch, Noise, Step, Trajectory
+from uat.methods.policy import Policy, TransformerPolicy
+from uat.nn.attention import Attention
+from uat.nn.dropout import Dropout, dropped_by, dropped_by_torch
+
+
+class Engine(Agent[Any]):
+    """Runs a policy plainly: launch by launch, by torch's own operations."""
+
+    name = "plain"
+
+    def __init__(self, policy: Policy, *, refused: str | None = None, refused_pass: str | None = None) -> None:
+        self.policy, self.spec = policy, policy.spec
+        self.device = next(policy.parameters()).device
+        self.refused = refused
+        """Why the policy does not act in a faster way; None: none was asked for, or this is the fastest."""
+        self.refused_pass = refused_pass
+        """Why the policy does not learn in a faster way."""
+        on_gpu = self.device.type == "cuda"
+        droppers = [module for module in policy.modules() if on_gpu and isinstance(module, Dropout)]
+        self._dropout_seeds = {module: torch.zeros((), dtype=torch.long, device=self.device) for module in droppers}
+        self._seeds = [*policy.sampling_seeds(), *self._dropout_seeds.values()]
+
+    # ------------------------------------------------------------ acting
+
+    def init_state(self, streams: int, capacity: int, device: torch.device | str) -> Any:
+        return self.policy.init_state(streams, capacity, device)
+
+    def step(self, state: Any, step: Step) -> tuple[Tensor, Any]:
+        return self.policy.step(state, step)
+
+    def decide(self, state: Any, step: Step, gumbel_BA: Tensor | None = None) -> tuple[Tensor, Any]:
+        return self.policy.decide(state, step, gumbel_BA)
+
+    def read(self, batch: Batch) -> Answers:
+        return self.policy.read(batch)
+
+    def rollout(self, worlds: Any, noise: Noise, gumbel_BTA: Tensor | None = None) -> Trajectory:
+        """Play one episode in each world, in evaluation mode."""
+        self.policy.eval()
+        return rollout(self, worlds, noise, gumbel_BTA)
+
+    def rollout_path(self, worlds: Any) -> str:
+        """Say how `rollout` plays these worlds."""
+        return self.refused or "plain step"
+
+    # ------------------------------------------------------------ learning
+
+    @property
+    def learner(self) -> Policy:
+        """The policy whose phases and losses training takes."""
+        return self.policy
+
+    @property
+    def update_path(self) -> str:
+        """Say how losses are computed."""
+        return self.refused_pass or "plain pass"
+
+    def reseed(self, seed: int) -> None:
+        """Decide what the next update draws: what it drops, and what the loss itself samples."""
+        if self.device.type == "cuda":  # torch.manual_seed asks all kinds of devices: a third of a host's time for it
+            torch.default_generator.manual_seed(seed)
+            with torch.cuda.device(self.device):
+                torch.cuda.manual_seed(seed)
+        else:
+            torch.manual_seed(seed)
+        for place, buffer in enumerate(self._seeds):
+            buffer.fill_(seed + place)
+
+    @contextlib.contextmanager
+    def learning(self) -> Iterator[Policy]:
+        """Give the learner in training mode. On a GPU, kernels compute dropout and named randomness inside."""
+        learner = self.learner.train()
+        if self.device.type != "cuda":
+            yield learner
+            return
+        token = dropped_by.set(self._drop)
+        try:
+            with kernels.fused_operations():
+                yield learner
+        finally:
+            dropped_by.reset(token)
+
+    def _drop(self, place: Dropout, x: Tensor) -> Tensor:
+        if place not in self._dropout_seeds or not kernels.can_drop(x):
+            return dropped_by_torch(place, x)
+        return kernels.fused_dropout(x, self._dropout_seeds[place], place.share)
+
+    @property
+    def leaves_generator_alone(self) -> bool:
+        """Whether an update draws nothing from torch's generator on the device, so that other policies may train there
+        at the same time."""
+        like = next(self.policy.parameters())
+        return not any(_draws(module, like) for module in self.policy.modules())
+
+
+def _draws(module: nn.Module, like: Tensor) -> bool:
+    """Whether a module asks torch's generator in training."""
+    match module:
+        case nn.Dropout():
+            return module.p > 0
+        case Attention():
+            return module.dropout > 0
+        case Dropout():
+            return module.share > 0 and not kernels.can_drop(like)
+        case _:
+            return False
+
+
+class FusedEngine(Engine):
+    """Runs a policy by Triton kernels: each step, whole episodes of worlds that allow it, and the training pass if it
+    is not refused."""
+
+    name = "fused step"
+
+    def __init__(
+        self, policy: TransformerPolicy, *, refused_pass: str | None = None, concurrent_policies: int = 1
+    ) -> None:
+        super().__init__(policy, refused_pass=refused_pass)
+        self.view = fused_view(policy, fused_pass=refused_pass is None, concurrent_policies=concurrent_policies)
+        self._seeds.insert(len(policy.sampling_seeds()), self.view.execution.dropout_seed)
+
+    def init_state(self, streams: int, capacity: int, device: torch.device | str) -> Any:
+        return self.view.init_state(streams, capacity, device)
+
+    def step(self, state: Any, step: Step) -> tuple[Tensor, Any]:
+        return self.view.step(state, step)
+
+    def decide(self, state: Any, step: Step, gumbel_BA: Tensor | None = None) -> tuple[Tensor, Any]:
+        return self.view.decide(state, step, gumbel_BA)
+
+    @torch.no_grad()
+    def rollout(self, worlds: Any, noise: Noise, gumbel_BTA: Tensor | None = None) -> Trajectory:
+        if not self.view.supports_fused_rollout(worlds):
+            return super().rollout(worlds, noise, gumbel_BTA)
+        self.policy.eval()
+        return self.view.fused_rollout(worlds, noise, gumbel_BTA)
+
+    def rollout_path(self, worlds: Any) -> str:
+        return "fused rollout" if self.view.supports_fused_rollout(worlds) else self.name
+
+    @property
+    def learner(self) -> FusedPolicy:
+        return self.view
+
+    @property
+    def update_path(self) -> str:
+        return self.refused_pass or "fused pass"
+
+    @property
+    def leaves_generator_alone(self) -> bool:
+        return self.view.execution.fused_pass or super().leaves_generator_alone
