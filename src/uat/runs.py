@@ -74,23 +74,26 @@ class Run:
     def is_there(self, *, resume: bool) -> bool:
         """Whether the folder holds this run already; if it may not be taken for it, a RunError says why."""
         if self.path.exists() and not self.path.is_dir():
-            raise RunError(f"{self.path} is a file; choose another folder with --out")
+            raise RunError(f"{self.path} is a file; choose another folder with --out (in Python out=...)")
         names = {file.name for file in self.path.iterdir() if not is_temporary(file)} if self.path.exists() else set()
         if names <= {lock.FILE}:
             return False
         if "config.json" not in names:
-            raise RunError(f"{self.path} holds other files; choose an empty or new folder with --out")
+            raise RunError(
+                f"{self.path} holds other files; choose an empty or new folder with --out (in Python out=...)"
+            )
         other = Run.open(self.path)
         if names <= PREPARED:
             return resume and other.config.identity() == self.config.identity()
         if other.config.identity() != self.config.identity():
             raise RunError(
-                f"{self.path} holds another run ({describe(other.config)}); choose another folder with --out"
+                f"{self.path} holds another run ({describe(other.config)}); choose another folder with --out "
+                "(in Python out=...)"
             )
         if not resume:
             raise RunError(
                 f"{self.path} already holds this run; continue it with --resume (in Python resume=True), "
-                "or choose another folder"
+                "or choose another folder with --out (in Python out=...)"
             )
         return True
 

@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from uat.acting import rollout
+from uat.checks import check_valid
 from uat.contracts import Agent, Reader, Recording, Simulator, Worlds
 from uat.distributions import LEAST_LOG_STD, MOST_LOG_STD, NODES, action_noise, choose
 from uat.domains import Domain, split_seed
@@ -169,6 +170,7 @@ def _audit(
     if isinstance(policy, torch.nn.Module):
         policy.eval()
     if isinstance(histories, Trajectory):
+        check_valid(histories.valid, tuple(histories.valid.shape))
         trajectory = histories.to(device)
     elif histories is None:
         trajectory = random_histories(spec, episodes, seed).to(device)
