@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.builders import SPECS, build_random, moments, random_batch, randomise
 from uat.methods import Policy
-from uat.nn.attention import Attention, looked_back
+from uat.nn.attention import Attention, attend_to_slots
 from uat.nn.cache import KVCache, RollingCache
 
 LAYERS, STREAMS, HEADS, E = 2, 3, 2, 4
@@ -94,14 +94,14 @@ def test_looking_back_is_attention(rows: int, masked: bool) -> None:
     visible_BS = torch.arange(63) <= torch.tensor([[0], [20], [62]]) if masked else None
     mask = None if visible_BS is None else visible_BS[:, None, None]
     expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    torch.testing.assert_close(looked_back(q, k, v, visible_BS), expected, rtol=0, atol=1e-13)
+    torch.testing.assert_close(attend_to_slots(q, k, v, visible_BS), expected, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_looking_back_rounds_no_more_than_torch(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(STREAMS, HEADS, s, E, generator=generator).to(dtype) for s in (1, 63, 63))
-    assert torch.equal(looked_back(q, k, v, None), F.scaled_dot_product_attention(q, k, v))
+    assert torch.equal(attend_to_slots(q, k, v, None), F.scaled_dot_product_attention(q, k, v))
 
 
 @given(

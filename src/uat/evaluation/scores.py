@@ -62,7 +62,7 @@ def evaluate(
     trust: bool = False,
     domain: Domain | None = None,
 ) -> Evaluation:
-    """Score a run's policy on the test episodes, beside the Bayes filter, the expert and chance.
+    """Score a run's policy, the Bayes filter, the expert and chance on the same test episodes.
 
     The rows are written to the run's scores.jsonl, and the values per episode beside them. A run whose training is not
     complete is refused unless `unfinished` is set, which scores the best weights so far.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from uat.episode import Batch, Losses, Step
 from uat.methods.policy import Policy
@@ -49,6 +49,10 @@ class Adapting(Policy):
     @classmethod
     def refusal(cls, spec: Spec) -> str | None:
         return f"adapts to how sure it is of choices, not of {spec.action}" if isinstance(spec.action, Box) else None
+
+    @property
+    def observation_encoder(self) -> nn.Module:
+        return self.backbone.encoder
 
     @property
     def learner(self) -> Vanilla:

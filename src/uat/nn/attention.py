@@ -110,7 +110,7 @@ def _nothing(x: Tensor) -> Tensor:
     return x.new_zeros(()).expand_as(x)
 
 
-def looked_back(q_BHRE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, visible_BS: Tensor | None) -> Tensor:
+def attend_to_slots(q_BHRE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, visible_BS: Tensor | None) -> Tensor:
     """Attention (B, H, R, E) of the few queries R of a step to the slots that they may see, all if None.
 
     For one query on a CPU, plain products take a third of the time of torch's own attention. In types narrower than
@@ -210,7 +210,7 @@ class Attention(nn.Module):
             q_BHE, k_BHE = rotation.turn(q_BHE), rotation.turn(k_BHE)
         k_BHSE, v_BHSE = cache.write(layer, k_BHE, v_BHE, window)
         q_BH1E = q_BHE[:, :, None].to(k_BHSE.dtype)
-        return self.out(looked_back(q_BH1E, k_BHSE, v_BHSE, window.visible_BS).flatten(1))
+        return self.out(attend_to_slots(q_BH1E, k_BHSE, v_BHSE, window.visible_BS).flatten(1))
 
     def logit_terms(self, x_BTD: Tensor, rho_BTD: Tensor, g_BTD: Tensor, geometry: Geometry = CAUSAL) -> Tensor:
         """⟨q_t, k_j⟩ / √E term by term: (3, 3, B, H, T, T), query part by key part, in the order of `Parts`.

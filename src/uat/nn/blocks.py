@@ -45,8 +45,8 @@ class BackboneConfig:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransformerConfig(BackboneConfig):
     positions: PositionKind = "learned"
-    """How a token's place in its episode is known: a learned row of a table for each position (the paper's), rotary
-    angles between queries and keys, which know distances alone and have no last position, or not at all."""
+    """How attention knows positions: a learned table row per position (the paper's), rotary angles between queries and
+    keys (relative distances, no last position), or none."""
     context: Steps | None = None
     """Steps that a step attends to in every layer, itself included; unset: all steps of the episode so far."""
     max_positions: Steps | None = None

@@ -1,8 +1,8 @@
 """The backbone's cached step under weights that differ from stream to stream: the module's, plus each stream's shift.
 
 A shift of zero gives the module's own step. Gradients flow through the present token; cached keys and values are
-constants. Since a stream brings one token, the gradient of a matrix is the outer product of the gradient at its output
-and its input: autograd is asked for the former alone, and a gradient of shape (B, O, I) is never laid down.
+constants. Each stream has one token, so the gradient of a matrix is the outer product of its input and the gradient at
+its output. Autograd computes only the latter, and a gradient of shape (B, O, I) is never stored.
 Shapes: B streams, R rows of a stream (the token, then its jittered copies), I inputs and O outputs of a layer, D width,
 H heads, E head size, S cached steps, P shifted numbers of a stream.
 """
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from uat.nn.attention import looked_back
+from uat.nn.attention import attend_to_slots
 from uat.nn.blocks import Block, Transformer
 from uat.nn.cache import KVCache, Window
 from uat.nn.encoders import VectorEncoder
@@ -67,8 +67,8 @@ class Site(NamedTuple):
 class PresentAttention(torch.autograd.Function):
     """Attention of one row over a cache that already holds the present key and value.
 
-    Forward it is the step's own, to the last bit. Backward only the query and the present key and value are given
-    gradients: the rest of the cache is constant, and is read where it lies.
+    The forward pass equals the plain step to the last bit. The backward pass gives gradients only to the query and to
+    the present key and value; the rest of the cache is constant, and is read in place.
     """
 
     @staticmethod
@@ -78,7 +78,7 @@ class PresentAttention(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         ctx.save_for_backward(q_BH1E)
         ctx.memory = keys, values, visible_BS, slot  # not saved for backward: later layers write into the same cache
-        return looked_back(q_BH1E, keys, values, visible_BS)
+        return attend_to_slots(q_BH1E, keys, values, visible_BS)
 
     @staticmethod
     @once_differentiable
@@ -99,14 +99,14 @@ class PresentAttention(torch.autograd.Function):
 
 
 class ShiftedStep:
-    """One step of every stream. With gradients on, it remembers the layers that it passes."""
+    """One step of every stream. With gradients enabled, it records the layers that it runs through."""
 
     def __init__(self, backbone: Transformer, shifts: Mapping[str, Tensor]) -> None:
         self.backbone, self.shifts = backbone, shifts
         self.sites: dict[str, Site] = {}
 
     def __call__(self, obs_B: Tensor, position_B: Tensor, cache: KVCache, jitter_BRD: Tensor | None = None) -> Tensor:
-        """h (B, R, D). The cache moves on by the first row, whose jitter is zero; the other rows look at it.
+        """h (B, R, D). The first row, whose jitter is zero, writes to the cache; the other rows only read it.
 
         jitter: what is added to the embedded token, in units of its root mean square.
         """
@@ -125,7 +125,7 @@ class ShiftedStep:
         return self._norm("last_norm", backbone.last_norm, x_BRD)
 
     def gradients(self, loss_B: Tensor) -> dict[str, tuple[Tensor, ...]]:
-        """The gradient of each stream's loss by its own shifts, as factors whose product it is; for one row."""
+        """The gradient of each stream's loss with respect to its own shifts, for one row, as factors of a product."""
         at_outputs = torch.autograd.grad(loss_B.sum(), [site.y_BRO for site in self.sites.values()])
         found: dict[str, tuple[Tensor, ...]] = {}
         for (name, site), at_output in zip(self.sites.items(), at_outputs, strict=True):
@@ -165,7 +165,7 @@ class ShiftedStep:
             slot_B = cache.slot().clone()  # kept for backward, and the cache moves on in place
             h_BHRE = PresentAttention.apply(q_BHRE, k[:, 0], v[:, 0], *memory, slot_B)
         else:
-            h_BHRE = looked_back(q_BHRE, *memory)
+            h_BHRE = attend_to_slots(q_BHRE, *memory)
         return self._linear(f"{name}.out", h_BHRE.transpose(1, 2).flatten(-2), attention.out)
 
     def _norm(self, name: str, norm: nn.LayerNorm, x_BRD: Tensor) -> Tensor:
