@@ -28,7 +28,8 @@ from uat.config import (
 )
 from uat.domains import DOMAINS
 from uat.methods import METHODS
-from uat.recipes import BACKBONE, PRESET, pairs, recipe
+from uat.paper.recipes import BACKBONE, PRESET
+from uat.recipes import pairs, recipe
 from uat.spec import Assets, Discrete, Items, Spec, Vector, Weights
 
 SOURCE = Path(uat.__file__).parent

@@ -27,7 +27,8 @@ def mapped(pid: int, library: str) -> bool:
 def stopped(said: str) -> bool:
     """Whether progress is followed by one line about the interruption, and by nothing else."""
     *before, last = said.splitlines()
-    return last.startswith("uat: stopped") and all(": epoch " in line or line.startswith("[") for line in before)
+    progress = all(": epoch " in line or line.startswith(("[", "  worker ")) for line in before)
+    return last.startswith("uat: stopped") and progress
 
 
 @pytest.mark.parametrize("library", ["libtorch_cpu", "_multiarray_umath"])

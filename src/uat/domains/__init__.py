@@ -35,6 +35,7 @@ OWN: dict[str, DomainEntry] = {
         config=DarkRoomConfig,
         tasks=DarkRoom.train_tasks,
         summary="a grid with a hidden goal that moves from episode to episode",
+        recipes="uat.paper.recipes",
         task_field="domain.schedule",
     ),
     "sepsis": DomainEntry(
@@ -42,6 +43,7 @@ OWN: dict[str, DomainEntry] = {
         config=SepsisConfig,
         tasks=Sepsis.train_tasks,
         summary="treatment whose effect depends on a hidden regime that changes within the episode",
+        recipes="uat.paper.recipes",
         files=("cohort",),
         revision=2,
     ),
@@ -50,6 +52,7 @@ OWN: dict[str, DomainEntry] = {
         config=MarketsConfig,
         tasks=Markets.train_tasks,
         summary="portfolios of stocks in several markets whose regimes change",
+        recipes="uat.paper.recipes",
         revision=2,
         files=("data",),
     ),
@@ -58,6 +61,7 @@ OWN: dict[str, DomainEntry] = {
         config=MovieLensConfig,
         tasks=MovieLens.train_tasks,
         summary="recommendation from logs in which rewards of a hidden preference come late",
+        recipes="uat.paper.recipes",
         files=("path",),
     ),
 }

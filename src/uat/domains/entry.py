@@ -26,6 +26,8 @@ class DomainEntry:
     """Raised when the same config starts to mean other worlds, metrics or references."""
     files: tuple[str, ...] = ()
     """Settings that name files of a user's."""
+    recipes: str | None = None
+    """A module whose RECIPES has the domain's published settings by the domain's name; None: there are none."""
 
     def content(self, config: Any) -> dict[str, str]:
         """What stands for the files of a config in the identity of a run; folders, and other kinds, count by name."""
