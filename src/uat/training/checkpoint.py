@@ -56,6 +56,11 @@ class TrainingProgress:
     numerics: str | None = None
     """Revisions of the builds that trained it, such as "cuda-2" (see `uat.numerics`); None: unknown."""
 
+    def advance(self, *, validate_every: int, epochs: int) -> None:
+        """An epoch of the phase is done. It is validated at intervals, and if it is the last."""
+        self.epoch, self.total = self.epoch + 1, self.total + 1
+        self.settled = self.epoch % validate_every == 0 or self.epoch == epochs
+
     def begin(self, phase: int) -> None:
         """A phase starts; if it is the one that was interrupted, it goes on."""
         if phase != self.phase:
