@@ -1,12 +1,12 @@
-"""One stream that never ends: its memory, its time per step, and whether its answers are those of the parallel pass.
+"""Measure an endless stream: its memory, its time per step, and its agreement with the parallel pass.
 
     python benchmarks/endless.py --steps 1000000 --context 256
     python benchmarks/endless.py --steps 1000000 --context 256 --path cached
 
-A small UAT with rotary positions and a window acts in one stream, and is told random observations, actions and rewards.
-Time per step is compared in two ways: the median of the first full stretch with that of the last one, and at the end,
-turn by turn, with a stream that has just begun, so that a busy machine slows both alike. The parallel pass sees only as
-many steps before a stretch as its answers depend on, and is one pass over them under the same window.
+A small UAT with rotary positions and a window acts in one stream with random observations, actions and rewards. Time
+per step is compared in two ways: the median of the first tenth with a full window and that of the last tenth; and at
+the end, in alternation, with a new stream, so that load on the machine affects both equally. The parallel pass covers
+only the steps on which the compared answers depend, with the same window.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from uat.methods.uat import UAT, UATConfig
 from uat.spec import Spec, Vector, Weights
 
 BLOCK = 1000
-"""Random numbers are drawn for so many steps at a time."""
+"""Number of steps for which random numbers are drawn at a time."""
 STRETCH = 64
-"""Consecutive answers that are compared with the parallel pass."""
+"""Number of consecutive answers that are compared with the parallel pass."""
 FORGET = 128
-"""Steps after which nothing is left of UAT's running average: 0.7^128 is 1e-20."""
+"""Number of steps after which feedback has no weight in UAT's running average: 0.7^128 is 1e-20."""
 SPEC = Spec(obs=Vector(4), action=Weights(3), horizon=64)
 
 
@@ -47,9 +47,9 @@ class Result:
     first_us: float
     """Median time per step, in microseconds, of the first tenth once the window is full."""
     last_us: float
-    """The same of the last tenth."""
+    """Median time per step, in microseconds, of the last tenth."""
     ratio_to_young: float
-    """Time per step of the old stream by that of a young one, measured in turns at the end."""
+    """Time per step of the old stream divided by that of a new one, measured in alternation at the end."""
     first_rss_mb: float
     last_rss_mb: float
     """Memory of the process after the first tenth, and at the end."""
@@ -58,11 +58,11 @@ class Result:
     """Size of the pickled session at the same moments."""
     compared: int
     largest_difference: float
-    """Between answers of the stream and of the parallel pass, both in double precision."""
+    """Largest difference between answers of the stream and of the parallel pass, both in double precision."""
 
 
 class Told:
-    """What the stream is told: step t is the same whenever it is asked for."""
+    """Inputs of the stream, which depend only on the step."""
 
     def __init__(self, seed: int) -> None:
         self.seed, self.block, self.rows = seed, -1, torch.empty(0)
@@ -88,7 +88,7 @@ def build(context: int) -> UAT:
 
 
 class Stream:
-    """A session, how far it is, and what it was told of late."""
+    """A session with its number of steps and its latest inputs."""
 
     def __init__(self, policy: UAT, path: Literal["fast", "cached"], remember: int, seed: int = 0) -> None:
         self.session, self.told, self.t = uat.Session(policy, path=path), Told(seed), 0
@@ -97,7 +97,7 @@ class Stream:
         pickle.dumps(self.session)  # Python reads attributes 2 % slower from then on: all streams alike, from the start
 
     def advance(self) -> float:
-        """One step; the seconds that it took."""
+        """Act once; return the seconds that it took."""
         obs, action, reward = self.told[self.t]
         feedback = {"action": self.recent[-1][1], "reward": self.recent[-1][2]} if self.t else {}
         begin = time.perf_counter()
@@ -110,7 +110,7 @@ class Stream:
 
     @torch.no_grad()
     def difference(self, policy: UAT) -> float:
-        """Between the last answers and the parallel pass over the steps that they depend on."""
+        """Largest difference between the last answers and the parallel pass over the steps on which they depend."""
         obs, action, reward = (torch.stack(part, dim=1) for part in zip(*self.recent, strict=True))
         batch = SPEC.clock.batch(uat.episodes(SPEC, obs=obs, action=action, reward=reward))
         expected = policy.logits(batch)[0, -STRETCH:].softmax(-1)
@@ -158,7 +158,7 @@ def measure(steps: int, context: int, path: Literal["fast", "cached"], samples: 
 
 
 def in_turns(old: Stream, young: Stream, context: int, turns: int = 40, steps: int = 100) -> float:
-    """The median over turns of the old stream's time per step by the young one's."""
+    """Median over turns of the old stream's time per step divided by the new one's."""
     for _ in range(context):
         young.advance()
     ratios = []

@@ -1,10 +1,10 @@
-"""Recommenders on the ordinary next-item task of ML-1M, under published settings (docs/next_item.md).
+"""Train recommenders on next-item prediction of ML-1M with published settings (docs/next_item.md).
 
-Once, where polars is installed, make the table of sequences from a folder of MovieLens files:
+First, on a machine with polars, make the table of sequences from a folder of MovieLens files:
 
     PYTHONPATH=src python results/next_item.py --prepare FOLDER --data ml1m_next.npz
 
-then train anywhere torch is:
+Then train on any machine with torch:
 
     PYTHONPATH=src python results/next_item.py --data ml1m_next.npz --method sasrec --device cuda --out rows.jsonl
 """
@@ -26,19 +26,19 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "sasrec": ({**SHARED, "num_heads": 1, "d_ff": 64}, {"epochs": 100, "patience": 10}),
     "bert4rec": ({**SHARED, "num_heads": 2, "d_ff": 256, "last_share": 0.0}, {"epochs": 200, "patience": 20}),
 }
-"""Klenitskiy and Vasilev (2023): of the method, and of its training."""
+"""Settings of Klenitskiy and Vasilev (2023): those of the method, and those of its training."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="the table of sequences, .npz")
-    parser.add_argument("--prepare", type=Path, metavar="FOLDER", help="make that table from these MovieLens files")
-    parser.add_argument("--dataset", default="ml-1m", help="its name in the rows")
+    parser.add_argument("--prepare", type=Path, metavar="FOLDER", help="make the table from these MovieLens files")
+    parser.add_argument("--dataset", default="ml-1m", help="name of the data set in the rows")
     parser.add_argument("--method", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--device", default=None, help="cpu or cuda; unset: CUDA if there is one")
+    parser.add_argument("--device", default=None, help="cpu or cuda; by default CUDA if available")
     parser.add_argument("--precision", choices=("fp32", "tf32", "bf16"), default="tf32")
-    parser.add_argument("--epochs", type=int, default=None, help="most passes; unset: the published number")
+    parser.add_argument("--epochs", type=int, default=None, help="limit of passes; by default the published one")
     parser.add_argument("--out", type=Path, default=None, help="file of rows, JSON lines")
     args = parser.parse_args()
     if args.prepare is not None:

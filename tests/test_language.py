@@ -31,7 +31,7 @@ ROOMS = (
     *(f"tests/test_{name}.py" for name in ("lock", "terminal", "results")),
     "results",
     "docs",
-    "benchmarks/README.md",
+    "benchmarks",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
 )

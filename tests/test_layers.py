@@ -98,6 +98,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "numerics",
     },
     "evaluation": {
+        "checks",
         *ON_DISK,
         "settings",
         "threads",

@@ -25,7 +25,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from uat.checks import check_ids
+from uat.checks import check_ids, check_valid
 from uat.clock import NO_ACTION, known_rewards, shift
 from uat.contracts import Agent, Answers, Reader, Recording, Simulator, Transition, Worlds
 from uat.domains.domain import Domain, Split
@@ -225,6 +225,7 @@ def corrupt(
     checked(seed, Seed, "seed")
     if not isinstance(what, Trajectory):
         return corrupted_worlds(what, config)
+    check_valid(what.valid, tuple(what.valid.shape))
     ids_B = torch.arange(len(what.valid))
     if episode_ids is not None:
         ids_B = check_ids("episode_ids", episode_ids, (len(what.valid),), 2**63 - 1)

@@ -124,7 +124,7 @@ SCORES: Columns = {
     "n": COUNT,
     "numerics": _optional(TEXT),
 }
-HELD: Columns = {"other": ENTRY, "value": NUMBER, "low": NUMBER, "high": NUMBER, "p": NUMBER}
+DIFFERENCE: Columns = {"other": ENTRY, "value": NUMBER, "low": NUMBER, "high": NUMBER, "p": NUMBER}
 """A difference from another method, inside a row of intervals."""
 INTERVALS: Columns = {
     **PLACE,
@@ -137,7 +137,7 @@ INTERVALS: Columns = {
     "low": NUMBER,
     "high": NUMBER,
     "gap_closed": _or_null(NUMBER),
-    "differences": _rows_of(HELD),
+    "differences": _rows_of(DIFFERENCE),
     "n": COUNT,
     "seeds": _list_of(WHOLE),
 }

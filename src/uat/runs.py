@@ -74,23 +74,26 @@ class Run:
     def is_there(self, *, resume: bool) -> bool:
         """Whether the folder holds this run already; if it may not be taken for it, a RunError says why."""
         if self.path.exists() and not self.path.is_dir():
-            raise RunError(f"{self.path} is a file; choose another folder with --out")
+            raise RunError(f"{self.path} is a file; choose another folder with --out (in Python out=...)")
         names = {file.name for file in self.path.iterdir() if not is_temporary(file)} if self.path.exists() else set()
         if names <= {lock.FILE}:
             return False
         if "config.json" not in names:
-            raise RunError(f"{self.path} holds other files; choose an empty or new folder with --out")
+            raise RunError(
+                f"{self.path} holds other files; choose an empty or new folder with --out (in Python out=...)"
+            )
         other = Run.open(self.path)
         if names <= PREPARED:
             return resume and other.config.identity() == self.config.identity()
         if other.config.identity() != self.config.identity():
             raise RunError(
-                f"{self.path} holds another run ({describe(other.config)}); choose another folder with --out"
+                f"{self.path} holds another run ({describe(other.config)}); choose another folder with --out "
+                "(in Python out=...)"
             )
         if not resume:
             raise RunError(
                 f"{self.path} already holds this run; continue it with --resume (in Python resume=True), "
-                "or choose another folder"
+                "or choose another folder with --out (in Python out=...)"
             )
         return True
 
@@ -256,7 +259,7 @@ def _check_description(method: Method, policy: Policy, meta: Mapping[str, Any], 
     for what, own, back in (("settings", policy.config, config), ("spec", policy.spec, spec)):
         if own != back:
             raise ValueError(f"the policy's {what} {shown(own)} would be read back as {shown(back)}")
-    check_weights(empty_policy(method, spec, config), weights)
+    check_weights(empty_policy(method, spec, config, weights), weights)
 
 
 def load_policy(path: Path | str, *, trust: bool = False) -> Policy:
@@ -316,8 +319,9 @@ def _build(file: Path, tensors: dict[str, Tensor], meta: dict[str, Any], *, trus
     method = _method_in(file, meta.get("method"), trust=trust)
     try:
         spec, config = spec_from_json(meta["spec"]), from_json(method.config, meta["config"], "method")
-        check_weights(empty_policy(method, spec, config), tensors)
+        check_weights(empty_policy(method, spec, config, tensors), tensors)
         policy = method.build(spec, config)
+        policy.expect(tensors)
         fit_weights(policy, tensors)
     except (ValueError, TypeError, KeyError) as error:
         raise RunError(f"{file}: {error}") from None
@@ -341,10 +345,13 @@ def _method_in(file: Path, name: Any, *, trust: bool) -> Method:
     )
 
 
-def empty_policy(method: Method, spec: Spec, config: Any) -> Policy:
-    """The policy without values: its weights have names and shapes, and take no memory."""
+def empty_policy(method: Method, spec: Spec, config: Any, weights: Iterable[str] = ()) -> Policy:
+    """The policy without values: its weights have names and shapes, and take no memory. weights: names of those that it
+    should have, for parts that were added to it."""
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        return method.build(spec, config)
+        policy = method.build(spec, config)
+        policy.expect(weights)
+    return policy
 
 
 def fit_weights(policy: Policy, tensors: Mapping[str, Tensor]) -> None:

@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from uat.acting import rollout
+from uat.checks import check_valid
 from uat.contracts import Agent, Reader, Recording, Simulator, Worlds
 from uat.distributions import LEAST_LOG_STD, MOST_LOG_STD, NODES, action_noise, choose
 from uat.domains import Domain, split_seed
@@ -52,13 +53,13 @@ FIELDS = {"observation": "obs", "action": "prev_action", "reward": "prev_reward"
 """The field of a batch that holds each channel."""
 EARNED = {"observation": "obs", "action": "action", "reward": "reward"}
 """The field of a trajectory that holds each channel."""
-LOUD = 3.0
+RANDOM_REWARD_SCALE = 3.0
 """Scale of random rewards, relative to the largest observed reward."""
-WITNESSING = 16
+REFERENCE_EPISODES = 16
 """Number of episodes in which the reference is evaluated: an exact filter is slow, and one witness is enough."""
 MOST_AUDITED, MOST_DRAWS = 65_536, 1_000
 """Limits of the number of episodes, all held in memory, and of the resampling draws per channel."""
-SURE = 1e-6
+MARGIN = 1e-6
 """Margin by which the best action's score must exceed the other decision's for the two to count as different."""
 
 
@@ -169,6 +170,7 @@ def _audit(
     if isinstance(policy, torch.nn.Module):
         policy.eval()
     if isinstance(histories, Trajectory):
+        check_valid(histories.valid, tuple(histories.valid.shape))
         trajectory = histories.to(device)
     elif histories is None:
         trajectory = random_histories(spec, episodes, seed).to(device)
@@ -336,8 +338,8 @@ def two_decisions(p: Tensor, q: Tensor) -> Tensor:
     False where either history is impossible, which makes its scores NaN.
     """
     best_p, best_q = p.argmax(-1, keepdim=True), q.argmax(-1, keepdim=True)
-    prefers_p = p.gather(-1, best_p) - p.gather(-1, best_q) > SURE
-    prefers_q = q.gather(-1, best_q) - q.gather(-1, best_p) > SURE
+    prefers_p = p.gather(-1, best_p) - p.gather(-1, best_q) > MARGIN
+    prefers_q = q.gather(-1, best_q) - q.gather(-1, best_p) > MARGIN
     return (prefers_p & prefers_q)[..., 0]  # comparisons with NaN are False
 
 
@@ -412,7 +414,8 @@ class _Auditor:
             original, values, lag = batch.prev_action, any_actions(self.spec, shape, self.generator), 1
         else:
             original, lag = batch.prev_reward, self.spec.reward_lag
-            values = torch.randn(shape, generator=self.generator) * LOUD * max(1.0, original.abs().max().item())
+            largest = max(1.0, original.abs().max().item())
+            values = torch.randn(shape, generator=self.generator) * RANDOM_REWARD_SCALE * largest
         changed = original.clone()
         changed[:, lag:] = values[:, lag:].to(original)
         return changed
@@ -428,7 +431,7 @@ class _Auditor:
     def _witnesses(self, reference: Agent[Any] | Reader) -> list[tuple[int, int]]:
         """Per exchange of feedback: how often the reference's decision changes, and in how many of these cases the
         policy's output changes too. The reference sees the true feedback, the policy what its channel delivers."""
-        few = self.trajectory.map(lambda x: x[:WITNESSING])
+        few = self.trajectory.map(lambda x: x[:REFERENCE_EPISODES])
         told = self.spec.clock.batch(few)
         truth = self.spec.clock.batch(replace(few, told=None))
         best, before, counts = decisions(reference, truth, few.facts), answers(self.policy, told), []

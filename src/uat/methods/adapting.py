@@ -11,8 +11,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from uat.contracts import Memory
 from uat.episode import Batch, Losses, Step
 from uat.methods.policy import Policy
 from uat.methods.vanilla import Vanilla, VanillaConfig
@@ -23,7 +24,7 @@ from uat.spec import Box, Spec
 
 
 @dataclass(slots=True)
-class AdaptedState:
+class AdaptedState(Memory):
     """Memory of B streams; each method adds what it moves."""
 
     cache: KVCache
@@ -49,6 +50,10 @@ class Adapting(Policy):
     @classmethod
     def refusal(cls, spec: Spec) -> str | None:
         return f"adapts to how sure it is of choices, not of {spec.action}" if isinstance(spec.action, Box) else None
+
+    @property
+    def observation_encoder(self) -> nn.Module:
+        return self.backbone.encoder
 
     @property
     def learner(self) -> Vanilla:

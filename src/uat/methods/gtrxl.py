@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from uat.episode import Batch, Step
 from uat.methods.policy import Policy
@@ -51,6 +51,10 @@ class GTrXL(Policy):
             raise ValueError("memory is unset, which means the horizon, and the problem has none: set it")
         self.backbone = GatedTransformer(spec, config, memory=memory, gate_bias=config.gate_bias)
         self.head = build_head(spec, config.d_model)
+
+    @property
+    def observation_encoder(self) -> nn.Module:
+        return self.backbone.encoder
 
     def features(self, batch: Batch) -> Tensor:
         return self.backbone(batch.obs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, is_dataclass
 from typing import Any, ClassVar, Literal, get_type_hints
 
@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from uat.acting import Behaviour
 from uat.contracts import Agent, Answers
 from uat.distributions import Distribution, distribution
-from uat.episode import Batch, Losses, Step, masked_sum
+from uat.episode import Batch, Losses, Step, Trajectory, masked_sum
 from uat.nn.blocks import Trace, Transformer
+from uat.nn.encoders import VectorEncoder, vector_parts
 from uat.nn.heads import Head, HeadAnswers
 from uat.settings import Scale, check_fields, checked
 from uat.spec import Spec
@@ -107,6 +108,34 @@ class Policy(nn.Module, Agent[Any]):
         """What the numbers that `step` and `logits` give mean: a distribution over actions."""
         return distribution(self.spec, numbers, allowed)
 
+    @property
+    def observation_encoder(self) -> nn.Module | None:
+        """What raw observations enter, in passes and in steps; None: there is no such place."""
+        return None
+
+    def standardise(self, *trajectories: Trajectory) -> None:
+        """Fit mean and deviation of every number that is observed, once and before training. From then on raw
+        observations are standardised wherever they enter, and the statistics are saved with the weights."""
+        encoder = self.observation_encoder
+        rows: dict[VectorEncoder, list[Tensor]] = {}
+        for trajectory in trajectories:
+            for part, value in vector_parts(encoder or nn.Identity(), self.spec.obs, trajectory.obs):
+                rows.setdefault(part, []).append(value[trajectory.valid].flatten(1))
+        if not rows:
+            raise ValueError(f"{type(self).__name__} has no numbers to standardise in observations {self.spec.obs}")
+        if any(part.normalizer is not None for part in rows):
+            raise ValueError("observations are standardised already: statistics are fitted once")
+        for part, values in rows.items():
+            part.add_normalizer().fit(torch.cat(values).to(part.linear.weight.device))
+
+    def expect(self, weights: Iterable[str]) -> None:
+        """Add those parts that were added to the policy which had weights of these names."""
+        for name in weights:
+            path, _, last = str(name).rpartition(".normalizer.")
+            part = dict(self.named_modules()).get(path)
+            if last == "mean" and isinstance(part, VectorEncoder) and part.normalizer is None:
+                part.add_normalizer()
+
     def final(self, batch: Batch) -> Tensor:
         """h (B, D) at the last real step of each episode, for whoever is asked there alone."""
         return self.features(batch)[torch.arange(len(batch.valid), device=batch.valid.device), batch.last_B]
@@ -162,3 +191,7 @@ class TransformerPolicy(Policy):
     @property
     def endless(self) -> bool:
         return self.backbone.endless
+
+    @property
+    def observation_encoder(self) -> nn.Module:
+        return self.backbone.encoder

@@ -8,6 +8,9 @@ from torch import Tensor, nn
 
 from uat.spec import Assets, Discrete, Items, Named, Observations, Spec, Vector
 
+CONSTANT = 1e-6
+"""Numbers that deviate by no more than this share of their size are rounded copies of one number."""
+
 
 class IdEmbedding(nn.Module):
     """The row of an id; the id -1 ("none") gives exactly zero, as a bias-free map of a zero vector would."""
@@ -20,20 +23,52 @@ class IdEmbedding(nn.Module):
         return F.embedding(ids.clamp_min(0), self.weight) * (ids >= 0)[..., None]
 
 
+class Normalizer(nn.Module):
+    """(x - mean) / scale, by statistics of each number that were fitted once and are saved with the weights."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(count))
+        self.register_buffer("scale", torch.ones(count))
+
+    @torch.no_grad()
+    def fit(self, rows: Tensor) -> None:
+        """From (N, count) rows; a number that never changes keeps its scale."""
+        rows = rows.double()
+        deviation = rows.std(0, correction=0)
+        self.mean.copy_(rows.mean(0))
+        self.scale.copy_(torch.where(deviation > CONSTANT * (1 + rows.mean(0).abs()), deviation, 1.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - self.mean) / self.scale
+
+
 class VectorEncoder(nn.Module):
-    """W x, with a bias for observations and without for actions; the last `num_axes` axes are laid side by side."""
+    """W x, with a bias for observations and without for actions; the last `num_axes` axes are laid side by side, and
+    standardised first where a normalizer was added."""
+
+    normalizer: Normalizer | None
 
     def __init__(self, d_in: int, d_out: int, *, bias: bool, num_axes: int = 1) -> None:
         super().__init__()
         self.linear = nn.Linear(d_in, d_out, bias=bias)
         self.num_axes = num_axes
+        self.register_module("normalizer", None)
+
+    def add_normalizer(self) -> Normalizer:
+        self.normalizer = Normalizer(self.linear.in_features).to(self.linear.weight)
+        return self.normalizer
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(self.flat(x))
 
     def flat(self, x: Tensor) -> Tensor:
         """What the map is applied to."""
-        return x.flatten(-self.num_axes).to(self.linear.weight.dtype)
+        flat = x.flatten(-self.num_axes).to(self.linear.weight.dtype)
+        return flat if self.normalizer is None else self.normalizer(flat)
 
 
 class ZeroMap(nn.Module):
@@ -64,6 +99,17 @@ class NamedEncoder(nn.Module):
         values = self.space.unpack(row)
         encoded = [encode(values[name]) for name, encode in zip(self.space.names, self.parts, strict=True)]
         return torch.stack(encoded).sum(0)
+
+
+def vector_parts(encoder: nn.Module, space: Observations, obs: Tensor) -> list[tuple[VectorEncoder, Tensor]]:
+    """Each map of an observation encoder that takes numbers, with what it is given of these observations."""
+    if isinstance(encoder, VectorEncoder):
+        return [(encoder, obs)]
+    if not isinstance(encoder, NamedEncoder) or not isinstance(space, Named):
+        return []
+    values = space.unpack(obs)
+    parts = zip(encoder.parts, space.names, strict=True)
+    return [(part, values[name]) for part, name in parts if isinstance(part, VectorEncoder)]
 
 
 def build_observation_encoder(spec: Spec, d_model: int) -> nn.Module:

@@ -39,7 +39,7 @@ from uat.training.optimizing import build_optimizer
 from uat.training.surroundings import precision, seeded
 
 Array = Any
-ASKED_AT_ONCE = 1024
+USERS_AT_ONCE = 1024
 """Number of users per ranking batch."""
 
 
@@ -178,12 +178,12 @@ def rank(score_BI: Tensor, target_B: Tensor, seen_BI: Tensor) -> dict[str, Tenso
 
 
 @torch.no_grad()
-def ask(policy: Policy, questions: Questions) -> dict[str, float]:
+def score_questions(policy: Policy, questions: Questions) -> dict[str, float]:
     """Mean of each metric over all users."""
     policy.eval()
     parts = []
-    for begin in range(0, len(questions.target_U), ASKED_AT_ONCE):
-        some = questions.rows(slice(begin, begin + ASKED_AT_ONCE))
+    for begin in range(0, len(questions.target_U), USERS_AT_ONCE):
+        some = questions.rows(slice(begin, begin + USERS_AT_ONCE))
         score_BI = policy.read(as_batch(some.obs_UT)).every(slice(None))
         parts.append(rank(score_BI, some.target_U, some.seen_UI))
     return {name: torch.cat([part[name] for part in parts]).mean().item() for name in parts[0]}
@@ -286,7 +286,7 @@ def learn(
         best, weights, best_epoch, epoch, started = -math.inf, {}, 0, 0, time.perf_counter()
         validation: dict[str, float] = {}
         for epoch in range(1, config.epochs + 1):
-            loss, metrics = learner.epoch(epoch), ask(policy, data.validation)
+            loss, metrics = learner.epoch(epoch), score_questions(policy, data.validation)
             yield f"epoch {epoch}: loss {loss:.4f}, validation ndcg@10 {metrics['ndcg@10']:.4f}"
             if metrics["ndcg@10"] > best:
                 best, best_epoch, validation = metrics["ndcg@10"], epoch, metrics
@@ -295,5 +295,5 @@ def learn(
                 break
         seconds = time.perf_counter() - started
         policy.load_state_dict(weights or policy.state_dict())
-        test = ask(policy, data.test)
+        test = score_questions(policy, data.test)
     yield Outcome(validation=validation, test=test, best_epoch=best_epoch, epochs=epoch, seconds=seconds)

@@ -15,7 +15,7 @@ RECOVERED = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Around:
+class ShiftKinetics:
     """Accuracy around shifts of regime, mean over seeds."""
 
     offset: np.ndarray
@@ -33,7 +33,7 @@ class Around:
         return int(self.offset[later][0]) if later.any() else None
 
 
-def kinetics_of(rows: Rows) -> dict[str, Around]:
+def kinetics_of(rows: Rows) -> dict[str, ShiftKinetics]:
     """Kinetics of each method; empty without a trace."""
     trace, kinetics = rows.trace("kinetics"), {}
     if trace is None:
@@ -41,7 +41,7 @@ def kinetics_of(rows: Rows) -> dict[str, Around]:
     for method in ordered((row["method"] for row in trace.rows), METHODS):
         own = [row for row in trace.rows if row["method"] == method]
         offset, accuracy, sem = (trace.arrays[f"{method}/{name}"].numpy() for name in ("offset", "accuracy", "sem"))
-        kinetics[method] = Around(
+        kinetics[method] = ShiftKinetics(
             offset=offset[0],
             accuracy=accuracy.mean(0),
             sem=np.sqrt((sem**2).sum(0)) / len(sem),
