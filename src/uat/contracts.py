@@ -7,8 +7,8 @@ looked for by name.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,65 @@ World = TypeVar("World")
 
 
 # ---------------------------------------------------------------- who acts
+
+
+class Memory:
+    """What an agent remembers of its streams: a dataclass of tensors, lists of them, and memories inside.
+
+    The name of a field ends with its axes, as everywhere, and its streams lie along B: `ubar_BU`, `kv_L2BHSE`. Tensors
+    without a B are the same for all streams. Weights are never part of a memory.
+    """
+
+    __slots__ = ()
+
+    def take(self, rows: Tensor) -> Self:
+        """The memory of some streams, by their numbers: a copy."""
+        return replace(self, **{name: _taken(name, value, rows) for name, value in self._fields()})  # pyright: ignore[reportArgumentType]
+
+    def put(self, rows: Tensor, other: Self) -> None:
+        """Write the streams of another memory, which is as long, over these ones."""
+        with torch.no_grad():
+            for (name, own), (_, theirs) in zip(self._fields(), other._fields(), strict=True):
+                if isinstance(own, Memory):
+                    own.put(rows, theirs)
+                    continue
+                for x, y in zip(_as_list(own), _as_list(theirs), strict=True):
+                    if isinstance(x, Tensor) and (axis := stream_axis(name)) is not None:
+                        x.index_copy_(axis, rows, y.to(x))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by their names: "cache.kv_L2BHSE"; those of a list are numbered."""
+        found: dict[str, Tensor] = {}
+        for name, value in self._fields():
+            if isinstance(value, Memory):
+                found |= {f"{name}.{inner}": x for inner, x in value.tensors().items()}
+            elif isinstance(value, Tensor):
+                found[name] = value
+            elif isinstance(value, list | tuple):
+                found |= {f"{name}.{i}": x for i, x in enumerate(value)}
+        return found
+
+    def _fields(self) -> list[tuple[str, Any]]:
+        return [(item.name, getattr(self, item.name)) for item in fields(self)]  # pyright: ignore[reportArgumentType]
+
+
+def stream_axis(name: str) -> int | None:
+    """Where B stands among the axes of a field; None: it has no streams."""
+    _, _, axes = name.rpartition("_")
+    return axes.index("B") if "B" in axes else None
+
+
+def _taken(name: str, value: Any, rows: Tensor) -> Any:
+    if isinstance(value, Memory):
+        return value.take(rows)
+    if isinstance(value, list | tuple):
+        return type(value)(_taken(name, x, rows) for x in value)
+    axis = stream_axis(name)
+    return value.index_select(axis, rows) if isinstance(value, Tensor) and axis is not None else value
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 class Answers(Protocol):

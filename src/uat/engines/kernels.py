@@ -1,17 +1,17 @@
-"""Fused fast paths, each beside its slow twin. Their compilers are loaded when a path is taken, never before."""
+"""Which Triton kernels take a policy or a tensor, and calls of them. Triton is loaded when a kernel is first used."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
 from uat.clock import Clock, nothing, told_by
-from uat.engines.compiling import compiles, shared_memory
 from uat.nn.positions import unsupported_positions
 from uat.noise import uniform_by, uniform_of_key
 
@@ -23,6 +23,26 @@ if TYPE_CHECKING:
     from uat.nn.heads import Head
     from uat.nn.utility import UtilityGates
     from uat.spec import Spec
+
+
+def compiles(device: torch.device) -> bool:
+    """Whether Triton is there, and this device a GPU whose instructions the kernels name."""
+    if device.type != "cuda" or torch.version.hip is not None or not _has_triton():
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a program may take there, as Triton counts them."""
+    from triton.runtime import driver
+
+    index, active = torch.cuda.current_device() if device.index is None else device.index, cast(Any, driver.active)
+    return active.utils.get_device_properties(index)["max_shared_mem"]
 
 
 def unsupported_step(backbone: Transformer, utility: UtilityGates | None) -> str | None:

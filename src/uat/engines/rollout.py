@@ -1,4 +1,4 @@
-"""Many episodes of one agent: the plain loop on a CPU, one captured graph per rollout on CUDA, the same worlds."""
+"""Many episodes of one agent: the plain loop on a CPU, one captured graph per rollout on CUDA, in the same worlds."""
 
 from __future__ import annotations
 
@@ -98,20 +98,19 @@ class RolloutRunner:
         self.stream = "behaviour" if isinstance(agent, Behaviour) else "actions"
         """The random stream that its actions are sampled with."""
         self.captured: Captured[Trajectory] | None = None
-        self.capturable = True
-        """False once a capture has failed."""
+        self.capturable = not (isinstance(self.simulator, Simulator) and self.simulator.on_host)
+        """False for worlds that must not be captured, and once a capture has failed."""
         self.row, self.places = torch.empty(0), Places()
         """The noise that the captured rollout reads, written into the same tensor each time."""
         self.drawn: Drawn | None = None
         self.path = self._choose_path()
 
     def _choose_path(self) -> str:
-        """Which code will run, for whoever watches: no silent fallback to a slow one."""
+        """Say which code will run, so that no fallback to a slow one is silent."""
         if self.device.type != "cuda":
             return f"{self.device.type} eager"
-        if not isinstance(self.agent, Engine):
-            return "cuda graph"
-        return f"cuda graph, {self.agent.rollout_path(self.simulator)}"
+        how = "cuda graph" if self.capturable else "cuda eager, no graph"
+        return f"{how}, {self.agent.rollout_path(self.simulator)}" if isinstance(self.agent, Engine) else how
 
     def play(self, episode_ids: Tensor, seed: int) -> Trajectory:
         """One episode per id. Where it is captured, the next call with as many ids writes over the result."""
@@ -131,12 +130,12 @@ class RolloutRunner:
         return self.captured()
 
     def prepare(self, episodes: int) -> Callable[[], Trajectory]:
-        """A call of what `play` launches with so many ids; noise is drawn now."""
+        """Return a call that launches what `play` does with so many ids; its noise is drawn now."""
         noise = self.noise(torch.arange(episodes), 0)
         return lambda: self._rollout(noise)
 
     def close(self) -> None:
-        """Give back what was captured and drawn; whoever plays on captures anew."""
+        """Give back what was captured and drawn. The next call of `play` captures anew."""
         if self.captured is not None:
             self.captured.close()
         self.captured = self.drawn = None

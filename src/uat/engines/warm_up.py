@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from uat.engines.compiling import compiles
+from uat.engines.kernels import compiles
 from uat.threads import cores
 
 MOST_THREADS = 16

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from uat.contracts import Recording, Simulator
-from uat.engines.compiling import compiles
+from uat.engines.kernels import compiles
 from uat.episode import Noise, Trajectory
 from uat.spec import Spec
 

@@ -22,7 +22,7 @@ from uat.runs import Run, load_policy, opened
 from uat.settings import Episodes, checked
 from uat.tensor_files import RunError, read_tensors, write_tensors
 from uat.threads import cpu_threads
-from uat.training.checkpoint import standing_of
+from uat.training.checkpoint import progress_of
 from uat.training.surroundings import current, pick_device, precision
 
 CEILING, EXPERT, RANDOM = "ceiling", "expert", "random"
@@ -82,7 +82,7 @@ def _evaluate(
     checked(episodes, Episodes | None, "episodes")
     checked(references, bool, "references")
     checked(unfinished, bool, "unfinished")
-    standing, missing = standing_of(run), what_is_unfinished(run)
+    standing, missing = progress_of(run), what_is_unfinished(run)
     if missing and not unfinished:
         raise RunError(f"{missing}; continue it with --resume, or score the best weights so far with --unfinished")
     chosen, config = pick_device(device), run.config
@@ -104,7 +104,7 @@ def _evaluate(
 
 def what_is_unfinished(run: Run) -> str | None:
     """A sentence if the run's training is not complete; None if it is, or if the run was never trained here."""
-    standing = standing_of(run)
+    standing = progress_of(run)
     if standing is None or standing.finished:
         return None
     return f"{run.path} is unfinished: {standing.total} epochs are done, of at most {run.config.train.epochs} per phase"

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from uat.contracts import Memory
 from uat.episode import Batch, Losses, Step
 from uat.methods.policy import Policy
 from uat.methods.vanilla import Vanilla, VanillaConfig
@@ -23,7 +24,7 @@ from uat.spec import Box, Spec
 
 
 @dataclass(slots=True)
-class AdaptedState:
+class AdaptedState(Memory):
     """Memory of B streams; each method adds what it moves."""
 
     cache: KVCache

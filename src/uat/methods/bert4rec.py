@@ -35,6 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from uat.clock import NO_ACTION
+from uat.contracts import Memory
 from uat.episode import Batch, Losses, Step, masked_sum
 from uat.methods.policy import Policy
 from uat.methods.sasrec import start_small
@@ -55,7 +56,7 @@ class BERT4RecConfig(BackboneConfig):
 
 
 @dataclass(slots=True)
-class BERT4RecState:
+class BERT4RecState(Memory):
     x_BSD: Tensor
     """Embedded items, and behind them the mask token, which the next item writes over."""
     kv_BSF: Tensor

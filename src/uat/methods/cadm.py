@@ -45,6 +45,7 @@ from torch import Tensor, nn
 
 from uat.acting import Behaviour
 from uat.clock import blank
+from uat.contracts import Memory
 from uat.episode import Batch, Losses, Step, masked_sum
 from uat.methods.policy import Phase, Policy
 from uat.nn.ensemble import Ensemble, Units, gaussian_nll, laplace_nll
@@ -83,7 +84,7 @@ class CaDMConfig:
 
 
 @dataclass(slots=True)
-class CaDMState:
+class CaDMState(Memory):
     recent_BKF: Tensor
     """The last transitions of each stream, the newest last; zeros before its first."""
     obs_BO: Tensor

@@ -43,10 +43,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from uat.acting import Behaviour
+from uat.contracts import Memory
 from uat.episode import Batch, Losses, Step, masked_sum
 from uat.methods.policy import Phase, Policy
 from uat.methods.portfolio import FAR, masked, refusal, relatives, tradable
-from uat.nn.recurrent import LSTM, AdditiveAttention, Memory
+from uat.nn.recurrent import LSTM, AdditiveAttention, LSTMState
 from uat.settings import Decay, Layers, Width, check_fields
 from uat.spec import Assets, Spec
 
@@ -102,14 +103,14 @@ class Block(nn.Module):
 
 
 @dataclass(slots=True)
-class DeepTraderState:
-    days: list[Tensor]
-    """Per block, what went into it in the last days, the oldest first: (B, dilation, N, D)."""
+class DeepTraderState(Memory):
+    days_BKND: list[Tensor]
+    """Per block, what went into it in the last days, the oldest first; K is the block's dilation."""
     obs_BNF: Tensor
     """What was seen the day before."""
     together_BNN: Tensor
     """Discounted sum of products of the assets' changes."""
-    memory: Memory
+    memory_BD: LSTMState
     seen_BSD: Tensor
     """Hidden states of the market unit so far."""
     length_B: Tensor
@@ -200,10 +201,10 @@ class DeepTrader(Policy):
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> DeepTraderState:
         zeros, n = self.place.new_zeros, self.assets
         return DeepTraderState(
-            days=[zeros(streams, block.dilation, n, self.config.d_asset) for block in self._blocks()],
+            days_BKND=[zeros(streams, block.dilation, n, self.config.d_asset) for block in self._blocks()],
             obs_BNF=zeros(streams, n, self.indicators),
             together_BNN=zeros(streams, n, n),
-            memory=self.market.begin(streams),
+            memory_BD=self.market.begin(streams),
             seen_BSD=zeros(streams, capacity, self.config.d_market),
             length_B=torch.zeros(streams, dtype=torch.long, device=self.place.device),
         )
@@ -216,7 +217,7 @@ class DeepTrader(Policy):
         together_BNN = together_BNN + change_BNF @ change_BNF.transpose(-1, -2)
         graphs = self._graphs(together_BNN, there_BN)
         x_BND, days = self.enter(obs_BNF), []
-        for block, past in zip(self._blocks(), state.days, strict=True):
+        for block, past in zip(self._blocks(), state.days_BKND, strict=True):
             past = past.masked_fill(first_B11[..., None], 0.0)
             days.append(torch.cat([past[:, 1:], x_BND[:, None]], dim=1))
             x_BND = block(x_BND, past[:, 0], graphs, there_BN)
@@ -227,9 +228,9 @@ class DeepTrader(Policy):
 
     def _caution(
         self, state: DeepTraderState, first_B: Tensor, market_BI: Tensor
-    ) -> tuple[Tensor, Memory, Tensor, Tensor]:
+    ) -> tuple[Tensor, LSTMState, Tensor, Tensor]:
         """The logit of ρ, and what the market unit remembers after this step."""
-        hidden, cell = (part.masked_fill(first_B[:, None], 0.0) for part in state.memory)
+        hidden, cell = (part.masked_fill(first_B[:, None], 0.0) for part in state.memory_BD)
         memory = self.market.step((hidden, cell), market_BI)
         length_B = state.length_B.masked_fill(first_B, 0)
         slot_S = torch.arange(state.seen_BSD.shape[1], device=length_B.device)

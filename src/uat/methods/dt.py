@@ -27,6 +27,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from uat.contracts import Memory
 from uat.episode import Batch, Step
 from uat.methods.policy import TransformerPolicy
 from uat.nn.blocks import Trace, Transformer, TransformerConfig
@@ -54,7 +55,7 @@ def _return_scale(spec: Spec, config: DTConfig) -> float:
 
 
 @dataclass(slots=True)
-class DTState:
+class DTState(Memory):
     cache: KVCache
     return_B: Tensor
     """What each stream has been told to have earned so far."""

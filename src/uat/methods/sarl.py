@@ -32,10 +32,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from uat.acting import Behaviour
+from uat.contracts import Memory
 from uat.episode import Batch, Losses, Step, masked_sum
 from uat.methods.policy import Phase, Policy
 from uat.methods.portfolio import RELATIVE, masked, refusal, relatives, tradable
-from uat.nn.recurrent import LSTM, Memory
+from uat.nn.recurrent import LSTM, LSTMState
 from uat.settings import MOST_STEPS, Between, Inner, Width, check_fields
 from uat.spec import Assets, Spec
 
@@ -61,9 +62,9 @@ class SARLConfig:
 
 
 @dataclass(slots=True)
-class SARLState:
-    memory: Memory
-    """Of the predictor, (B N, D) both."""
+class SARLState(Memory):
+    memory_BND: LSTMState
+    """Of the predictor."""
     recent_BNCW: Tensor
     """The states of the last days, the newest last; zeros before the first."""
 
@@ -147,19 +148,24 @@ class SARL(Policy):
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> SARLState:
         recent = self.cash.new_zeros(streams, self.assets, self.d_state, self.config.window)
-        return SARLState(self.predictor.begin(streams * self.assets), recent)
+        return SARLState(self._by_stream(self.predictor.begin(streams * self.assets)), recent)
 
     def step(self, state: SARLState, step: Step) -> tuple[Tensor, SARLState]:
         obs_BNF = step.obs.to(self.cash.dtype)
         first_R1 = step.first.repeat_interleave(self.assets)[:, None]
-        hidden, cell = (part.masked_fill(first_R1, 0.0) for part in state.memory)
+        hidden, cell = (part.flatten(0, 1).masked_fill(first_R1, 0.0) for part in state.memory_BND)
         memory = self.predictor.step((hidden, cell), obs_BNF.flatten(0, 1))
         delta_BN = self.rise(memory[0])[..., 0].sigmoid().view(-1, self.assets)
         now_BNC = torch.cat([obs_BNF, delta_BN[..., None]], dim=-1)
         before_BNCW = state.recent_BNCW.masked_fill(step.first[:, None, None, None], 0.0)
         recent_BNCW = torch.cat([before_BNCW[..., 1:], now_BNC[..., None]], dim=-1)
         score_BN = self.evaluate(recent_BNCW.flatten(0, 1)).view(-1, self.assets)
-        return masked(self._valued(score_BN), step.allowed), SARLState(memory, recent_BNCW)
+        return masked(self._valued(score_BN), step.allowed), SARLState(self._by_stream(memory), recent_BNCW)
+
+    def _by_stream(self, memory: LSTMState) -> LSTMState:
+        """(B, N, D) both, of (B N, D)."""
+        hidden, cell = (part.unflatten(0, (-1, self.assets)) for part in memory)
+        return hidden, cell
 
 
 def _forbidden(batch: Batch) -> Tensor:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from uat.contracts import Memory
 from uat.episode import Batch, Step
 from uat.methods.policy import TransformerPolicy
 from uat.nn.blocks import Trace, Transformer, TransformerConfig
@@ -59,7 +60,7 @@ class UATConfig(TransformerConfig):
 
 
 @dataclass(slots=True)
-class UATState:
+class UATState(Memory):
     cache: KVCache
     ubar_BU: Tensor
 

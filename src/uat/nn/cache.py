@@ -13,6 +13,8 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
+from uat.contracts import Memory
+
 ENDLESS = 2**62
 """A capacity for streams without end; memories that keep a window of steps take it."""
 
@@ -29,7 +31,7 @@ class Window(NamedTuple):
 
 
 @dataclass(slots=True)
-class KVCache:
+class KVCache(Memory):
     kv_L2BHSE: Tensor
     length_B: Tensor
     """Steps that each stream has seen."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from uat import contracts
 from uat.nn.blocks import BackboneConfig, FeedForward, Trace
 from uat.nn.cache import RollingCache
 from uat.nn.dropout import Dropout
@@ -28,7 +29,7 @@ Memory = tuple[Tensor, ...]
 
 
 @dataclass(slots=True)
-class StreamState:
+class StreamState(contracts.Memory):
     cache: RollingCache
     encoding_SD: Tensor
     """The encodings of the distances 0 .. S - 1."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-Memory = tuple[Tensor, Tensor]
+LSTMState = tuple[Tensor, Tensor]
 """Hidden state and cell of each row: (B, D) both."""
 
 
@@ -19,7 +19,7 @@ class LSTM(nn.Module):
         super().__init__()
         self.cell = nn.LSTMCell(d_in, d_out)
 
-    def begin(self, rows: int) -> Memory:
+    def begin(self, rows: int) -> LSTMState:
         zeros = self.cell.weight_hh.new_zeros(rows, self.cell.hidden_size)
         return zeros, zeros.clone()
 
@@ -31,7 +31,7 @@ class LSTM(nn.Module):
             found.append(memory[0])
         return torch.stack(found, dim=1)
 
-    def step(self, memory: Memory, x_BI: Tensor) -> Memory:
+    def step(self, memory: LSTMState, x_BI: Tensor) -> LSTMState:
         return self.cell(x_BI, memory)
 
 

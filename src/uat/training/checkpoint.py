@@ -40,7 +40,7 @@ class DivergedError(ValueError):
 
 
 @dataclass(slots=True)
-class Standing:
+class TrainingProgress:
     """Where training stands, beside its tensors."""
 
     phase: int = 0
@@ -62,11 +62,11 @@ class Standing:
             self.phase, self.epoch, self.best_value, self.best_epoch = phase, 0, None, 0
 
 
-def standing_of(run: Run) -> Standing | None:
+def progress_of(run: Run) -> TrainingProgress | None:
     """Where the run's training stands; None if its folder holds no training, as that of a policy handed on."""
     if run.file(STATE).exists():
         return read_state(run).standing
-    return Standing() if any(run.file(name).exists() for name in LOGS) else None
+    return TrainingProgress() if any(run.file(name).exists() for name in LOGS) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class State:
     """The last checkpoint, as it was read."""
 
     tensors: dict[str, Tensor]
-    standing: Standing
+    standing: TrainingProgress
     meta: dict[str, Any]
     """Everything beside the tensors: where training stands, whose it is, and with how many CPU threads."""
 
@@ -87,7 +87,7 @@ def read_state(run: Run) -> State:
         raise RunError(f"{file} belongs to another run ({owner!r:.40}), not to {run.file('config.json')}")
     try:
         standing = from_json(
-            Standing, {item.name: meta[item.name] for item in fields(Standing) if item.name in meta}, ""
+            TrainingProgress, {item.name: meta[item.name] for item in fields(TrainingProgress) if item.name in meta}, ""
         )
     except ValueError as error:
         raise RunError(f"{file}: {error}") from None
@@ -141,7 +141,7 @@ class Checkpoint:
         """Whether the last one is some seconds old, or there is none."""
         return time.monotonic() - self._saved_at >= SAVE_SECONDS
 
-    def save(self, standing: Standing) -> None:
+    def save(self, standing: TrainingProgress) -> None:
         """To disk, if it is due; the last always. Weights that are not finite are an error: they replace none."""
         if not standing.finished and not self.due:
             return
@@ -157,14 +157,14 @@ class Checkpoint:
             self.run.file(STATE), {**self.tensors(), **best}, {**asdict(standing), **about, "metrics": logged}
         )
 
-    def restore(self) -> Standing:
+    def restore(self) -> TrainingProgress:
         """Back to what was saved last; what was logged after it is dropped, to be done again."""
         now = numerics.current(next(self.policy.parameters()).device.type)
         if self.run.file(STATE).exists():
             standing = self._load()
             standing.numerics = numerics.joined(standing.numerics, now)
         else:
-            standing = Standing(numerics=now)
+            standing = TrainingProgress(numerics=now)
         for name in LOGS:
             rows = self.run.rows(name)
             self.run.write_rows(name, [row for row in rows if row["epoch"] <= standing.total])
@@ -172,7 +172,7 @@ class Checkpoint:
             self.run.write_json("manifest.json", manifest())
         return standing
 
-    def _load(self) -> Standing:
+    def _load(self) -> TrainingProgress:
         file = self.run.file(STATE)
         state = read_state(self.run)
         saved, own = state.tensors, self.tensors()

@@ -17,7 +17,7 @@ from uat.paper.studies import Reproduce, reproduce
 from uat.paper.studies.files import FLAWED, Results
 from uat.paper.studies.reproduce import cells_of, plan
 from uat.tensor_files import read_tensors, write_tensors
-from uat.training.checkpoint import STATE, standing_of
+from uat.training.checkpoint import STATE, progress_of
 
 RESULTS = Path(__file__).parents[3] / "results" / "paper"
 TINY = ("domain.horizon=5", "domain.size=4", "train.epochs=2", "train.validate_every=1", "evaluation.episodes=4")
@@ -77,7 +77,7 @@ def test_rows_and_checkpoints_say_which_build_trained_them(trained: Path) -> Non
     assert {row["numerics"] for row in rows(trained) if row["run"]} == {"cpu-1"}
     assert {row["numerics"] for row in rows(trained) if not row["run"]} == {""}
     run = uat.Run.open(next((trained / "runs").glob("*vanilla*")))
-    standing = standing_of(run)
+    standing = progress_of(run)
     assert standing is not None
     assert standing.numerics == "cpu-1"
     more = uat.override(run.config, {"train.epochs": 3})
@@ -85,7 +85,7 @@ def test_rows_and_checkpoints_say_which_build_trained_them(trained: Path) -> Non
     tensors, meta = read_tensors(run.file(STATE))
     unfinished = {**meta, "finished": False, "run": more.identity(), "numerics": "cuda-1"}
     write_tensors(run.file(STATE), tensors, unfinished)
-    standing = standing_of(uat.train(more, run.path, resume=True, device="cpu"))
+    standing = progress_of(uat.train(more, run.path, resume=True, device="cpu"))
     assert standing is not None
     assert standing.numerics == "cpu-1+cuda-1"
 

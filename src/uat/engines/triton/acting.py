@@ -93,11 +93,11 @@ def look_up(action, table_ptr, j, J: tl.constexpr):
 
 
 @triton.jit
-def hearing(
+def utility_weights(
     w1_ptr, w2_ptr, regime_ptr, d,
     J: tl.constexpr, J_ROOM: tl.constexpr, HIDDEN: tl.constexpr, U: tl.constexpr,
 ):  # fmt: skip
-    """The weights that `hear` takes, where they are small enough to be read ahead of time."""
+    """The weights that `utility_step` takes, where they are small enough to be read ahead of time."""
     j, unit, u = tl.arange(0, J_ROOM), tl.arange(0, HIDDEN), tl.arange(0, U)
     w1 = tl.load(w1_ptr + unit[None, :] * (J + 1) + j[:, None], mask=(j <= J)[:, None], other=0.0)
     w2 = tl.load(w2_ptr + u[None, :] * HIDDEN + unit[:, None])
@@ -105,7 +105,7 @@ def hearing(
 
 
 @triton.jit
-def hear(
+def utility_step(
     said, reward, before, first, weights, w1_ptr, w2_ptr, regime_ptr, d,
     J: tl.constexpr, J_ROOM: tl.constexpr, HIDDEN: tl.constexpr, U: tl.constexpr, DECAY: tl.constexpr,
     READ: tl.constexpr, OUTSIDE: tl.constexpr,
@@ -126,7 +126,7 @@ def hear(
 
 
 @triton.jit
-def think(
+def transformer_step(
     x, now, rho, length, seat, start, live, row, d,
     matrices_ptr, vectors_ptr, token_ptr, kv_ptr, B, S, KV,
     D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, F: tl.constexpr, L: tl.constexpr, SCALE: tl.constexpr,

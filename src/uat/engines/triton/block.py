@@ -1,11 +1,11 @@
 """All Transformer blocks forwards and backwards in a few launches (Triton).
 
 The slow twin is `Block.forward`, block after block; tests hold outputs and all gradients equal. Forwards there are two
-kernels, beside `_lay`, which copies the weights: attention (`triton_attend.py`), and all that is done to each row on
-its own from one attention to the next (`triton_rows.py`).
+kernels, beside `_lay`, which copies the weights: attention (`attend.py`), and all that is done to each row on
+its own from one attention to the next (`rows.py`).
 
 Backwards each has a twin that gives the gradients of what came in, row by row. Gradients of weights are sums over all
-rows, and come last (`triton_weights.py`). All is added up in a fixed order: a step repeated gives the same bits.
+rows, and come last (`weights.py`). All is added up in a fixed order: a step repeated gives the same bits.
 
 Where products are of half precision, so is what is kept for the way back, and gradients on their way; these are
 `enlarged` meanwhile. The residual stream, its gradient and all sums stay float32.

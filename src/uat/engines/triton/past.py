@@ -1,7 +1,7 @@
 """Attention of one step over the past of its streams: keys and values that were kept (Triton).
 
-A stream has a row for each of its heads. `think` in `triton_acting.py` asks for keys while it still projects, and looks
-back once queries are there.
+A stream has a row for each of its heads. `transformer_step` in `acting.py` asks for keys while it still projects, and
+looks back once queries are there.
 
 Shapes: D width, H heads, E head size, S capacity.
 """

@@ -26,14 +26,14 @@ from uat.engines.triton.acting import (
     draw,
     embed,
     encoding,
-    hear,
-    hearing,
     look_up,
     pick,
     place,
     score,
     scoring,
-    think,
+    transformer_step,
+    utility_step,
+    utility_weights,
 )
 from uat.engines.triton.parts import fetched_some, put_wide, shares
 from uat.engines.triton.step import WIDEST, Packed, arguments, at_once, observed, pack, served, told
@@ -149,7 +149,7 @@ def _play(
         to_embed = encoding(encode_w, encode_b, d, WIDTH, WIDTH_ROOM, ENCODE)
         to_score = scoring(head_w, head_b, d, a, A, D)
         if UTILITY:
-            to_hear = hearing(w1_ptr, w2_ptr, regime_ptr, d, J, J_ROOM, HIDDEN, U)
+            of_utility = utility_weights(w1_ptr, w2_ptr, regime_ptr, d, J, J_ROOM, HIDDEN, U)
     if AT_ONCE:  # some values that are not there yet are read and weigh nothing, so they must be numbers
         _clear_values(kv_ptr, start, B, KV, D, L, REAL, CHUNK)
     spot = START(stream, live, world, T)
@@ -162,8 +162,8 @@ def _play(
         seen, known = LOOK(t, spot, stream, live, o, world, T, fetched_some)
         now, rho = ubar, ubar
         if UTILITY:
-            now, ubar, rho = hear(
-                said, reward, ubar, row < 0, to_hear if once else (said, said, said), w1_ptr, w2_ptr, regime_ptr, d,
+            now, ubar, rho = utility_step(
+                said, reward, ubar, row < 0, of_utility if once else (said, said, said), w1_ptr, w2_ptr, regime_ptr, d,
                 J, J_ROOM, HIDDEN, U, DECAY, once, OUTSIDE,
             )  # fmt: skip
         length = tl.where(live, t, 0)
@@ -172,7 +172,7 @@ def _play(
         position = tl.load(position_ptr + tl.minimum(t, POSITIONS - 1) * D + d)
         x = place(x, position[None, :], norm_w, norm_b, d, D, PRECISION)
         NOTE(t, seen, known, stream, live, o, world, T, put_wide)
-        x = think(
+        x = transformer_step(
             x, now, rho, length, seat, start, live, row, d,
             matrices_ptr, vectors_ptr, token_ptr, kv_ptr, B, S, KV,
             D, H, E, F, L, SCALE, REAL, ROWS, CHUNK, BLOCK, STAGES, SINGLE, True, DEALT, AT_ONCE, UTILITY, PRECISION,

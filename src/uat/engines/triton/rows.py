@@ -5,7 +5,7 @@ Forwards, of the block before (MIX) and of the block after (PROJECT):
   x1 = x + drop(W_o h + b_o); x2 = x1 + drop(W_2 relu(W_1 LN(x1) + b_1) + b_2)
   y = LN(x2); q, k, v = W y + gate ⊙ (W^u y) + U gate
 
-Backwards from the attention of the block above down to that of the block below. `triton_block.py` launches both. Of a
+Backwards from the attention of the block above down to that of the block below. `block.py` launches both. Of a
 norm z is kept, its rows before scale and bias, and what they were multiplied with: all that its way back needs.
 
 Shapes: N rows, D width, F feed-forward. Matrices lie side by side: SQUARES of (D, D), then W_1 and W_2.

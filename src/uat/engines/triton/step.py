@@ -26,14 +26,14 @@ from uat.engines.triton.acting import (
     draw,
     embed,
     encoding,
-    hear,
-    hearing,
     look_up,
     pick,
     place,
     score,
     scoring,
-    think,
+    transformer_step,
+    utility_step,
+    utility_weights,
 )
 from uat.engines.triton.complete_weights import hidden_units, power_of_two, room
 from uat.engines.triton.pack import Packed, fused_pack
@@ -355,15 +355,15 @@ def _step(
         at, kept = stream[:, None] * UBAR + u[None, :], alive & (u < UBAR)[None, :]
         before = tl.load(ubar_ptr + at, mask=kept, other=0.0)
         small: tl.constexpr = J_ROOM * HIDDEN + HIDDEN * U + U * D <= SMALL
-        weights = hearing(w1_ptr, w2_ptr, regime_ptr, d, J, J_ROOM, HIDDEN, U) if small else (said, said, said)
-        now, ubar, rho = hear(
+        weights = utility_weights(w1_ptr, w2_ptr, regime_ptr, d, J, J_ROOM, HIDDEN, U) if small else (said, said, said)
+        now, ubar, rho = utility_step(
             said, reward, before, first, weights, w1_ptr, w2_ptr, regime_ptr, d,
             J, J_ROOM, HIDDEN, U, DECAY, small, OUTSIDE,
         )  # fmt: skip
         tl.debug_barrier()  # all rows of a stream have read it
         tl.store(ubar_ptr + at, ubar, mask=kept & own[:, None])
 
-    x = think(
+    x = transformer_step(
         x, now, rho, length, seat, start, live, row, d,
         matrices_ptr, vectors_ptr, token_ptr, kv_ptr, B, S, KV,
         D, H, E, F, L, SCALE, REAL, ROWS, CHUNK, BLOCK, STAGES, SINGLE, False, DEALT, AT_ONCE, UTILITY, PRECISION,

@@ -31,7 +31,7 @@ from uat.runs import Run
 from uat.tensor_files import read_tensors
 from uat.terminal import say
 from uat.threads import cores, cpu_threads, thread_count
-from uat.training.checkpoint import standing_of
+from uat.training.checkpoint import progress_of
 from uat.training.progress import Board, show_board
 from uat.training.surroundings import pick_device
 
@@ -100,7 +100,7 @@ def set_aside_flawed(cells: Sequence[Cell], results: Results) -> None:
         folder = cell.folder(results.runs)
         if not (folder / "config.json").exists() or Run.open(folder).config.identity() != cell.identity:
             continue
-        standing = standing_of(Run.open(folder))
+        standing = progress_of(Run.open(folder))
         numerics = "" if standing is None else standing.numerics or ""
         if flaw := flaw_of_run(cell.identity, numerics, listed):
             place = results.path / "flawed" / folder.name
