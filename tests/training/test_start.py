@@ -99,6 +99,12 @@ def test_an_object_is_trained_scored_and_audited_and_its_policy_needs_no_domain(
         uat.train(Turned(SMALL_ROOM, turns=2), run.path, method=Own, preset="smoke", settings=TINY, resume=True)
     with pytest.raises(RunError, match="was not trained in the domain that was handed in: its setting is turns=2"):
         uat.evaluate(run, domain=Turned(SMALL_ROOM, turns=2))
+
+
+@pytest.mark.slow
+def test_another_process_loads_the_policy_and_needs_the_object_to_score_it(tmp_path: Path) -> None:
+    room = Turned(SMALL_ROOM, turns=1)
+    run = uat.train(room, tmp_path / "run", method=Own, preset="smoke", settings=TINY, device="cpu")
     assert in_a_new_process(f"""
 import uat
 from uat.tensor_files import RunError
