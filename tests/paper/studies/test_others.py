@@ -1,4 +1,4 @@
-"""Studies of methods and domains that are not the paper's: they join where somebody names them."""
+"""Studies of methods and domains that are not the paper's: they join where another package names them."""
 
 from __future__ import annotations
 
