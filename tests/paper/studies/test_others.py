@@ -1,4 +1,4 @@
-"""Studies of methods and domains that are not the paper's: they join where another package names them."""
+"""Studies of methods and domains outside the paper, which take part if they are named."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from uat.paper.studies.cells import Filter
 
 
 class Own(Vanilla):
-    """A method that is not the paper's."""
+    """A method outside the paper."""
 
 
 @pytest.fixture(autouse=True)
