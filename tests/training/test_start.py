@@ -151,3 +151,11 @@ def test_a_policy_is_saved_under_its_own_name_and_refused_where_it_could_not_be_
 def test_every_domain_of_ours_is_known_by_its_name(name: str) -> None:
     domain = uat.recipe(name, "uat", "smoke").build_domain()
     assert tiny(domain, "uat", **{"train.batch_size": 12}).domain_name == name
+
+
+@pytest.mark.parametrize("name", ["darkrom", "python:no_such_module:x", "python:json:dumps", "object:Gone"])
+def test_a_domain_that_is_not_there_is_named_with_its_argument(name: str, tmp_path: Path) -> None:
+    with pytest.raises((ValueError, TypeError), match=f"^config='{name}': ") as caught:
+        uat.train(name, tmp_path / "run")
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
