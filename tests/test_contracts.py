@@ -271,3 +271,13 @@ def test_a_method_that_needs_a_length_says_which_setting_gives_it(method: str, s
     with pytest.raises(ValueError, match=setting):
         METHODS[method].build(Endless.spec, METHODS[method].configure())
     assert METHODS[method].build(Endless.spec, METHODS[method].configure(**{setting: 6})).spec.horizon is None
+
+
+def test_the_page_about_worlds_shows_a_world_that_plays() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "howto" / "write-a-world.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    exec(page.split("```python\n")[1].split("```")[0], names)
+    worlds = names["Bandit"]().simulator("test", "cpu")
+    played = rollout(Uniform(), worlds, worlds.noise(torch.arange(6), 0))
+    assert played.target is None
+    assert names["Bandit"]().measure(played)["return"].max() == 1
