@@ -19,8 +19,9 @@ from torch import Tensor
 
 from uat import numerics
 from uat.config import from_json
+from uat.manifest import manifest
 from uat.methods import Policy
-from uat.runs import Run, manifest, save_policy
+from uat.runs import Run, save_policy
 from uat.tensor_files import RunError, copied, first_not_finite, read_tensors, write_tensors
 
 STATE = "state/train.safetensors"
