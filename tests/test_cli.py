@@ -26,6 +26,7 @@ from uat.evaluation.tables import LEGEND
 from uat.methods import METHODS
 from uat.metrics import Metric
 from uat.recipes import pairs, recipe
+from uat.registry import Problem
 from uat.training.epoch import Epoch
 
 Captured = pytest.CaptureFixture[str]
@@ -252,6 +253,40 @@ def test_list_without_json_is_a_table(capsys: Captured) -> None:
     assert lines[0].startswith("method")
     assert set(lines[1]) == {"-", " "}
     assert [line.split()[0] for line in lines[2:]] == list(METHODS)
+
+
+def test_list_names_a_package_that_cannot_be_used(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    sentence = "the method 'x' of theirs 1.0 cannot be used: importing theirs:X failed with ImportError: no"
+    monkeypatch.setattr(METHODS, "problems", lambda: [Problem("x", "theirs 1.0", sentence)])
+    code, out, err = call(capsys, "list", "domains", "--json")
+    assert code == 0
+    assert {row["from"] for row in json.loads(out)} == {"uat"}
+    assert err == f"uat: warning: {sentence}\n"
+
+
+def test_code_in_a_run_folder_is_imported_only_if_the_command_says_so(
+    capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = tmp_path / "trace"
+    (tmp_path / "evil.py").write_text(f"from pathlib import Path\nPath({str(trace)!r}).touch()\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    config = to_json(recipe("darkroom", "uat", "smoke"))
+    for key, section in (("domain_name", "domain"), ("method_name", "method")):
+        (tmp_path / key).mkdir()
+        (tmp_path / key / "config.json").write_text(json.dumps({**config, key: "python:evil:Thing", section: {}}))
+        for verb in ("evaluate", "audit"):
+            said = refused(capsys, verb, key)
+            assert "python:evil:Thing is code, which is imported only if you say so: --trust" in said
+            assert not trace.exists()
+        said = refused(capsys, "evaluate", key, "--trust")
+        assert "python:evil:Thing: the module evil has no 'Thing'" in said
+        assert trace.exists()
+        trace.unlink()
+        del sys.modules["evil"]
+    said = refused(capsys, "train", "python:evil:Thing", "--preset", "smoke")
+    assert "the module evil has no 'Thing'" in said
+    del sys.modules["evil"]
 
 
 # ---------------------------------------------------------------- train

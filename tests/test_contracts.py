@@ -34,24 +34,20 @@ ROOT = Path(uat.__file__).parent
 # ---------------------------------------------------------------- nothing is probed by name
 
 ALLOWED = {
-    "terminal.py": "a stream of anybody's may have no encoding",
+    "engines/triton/play.py": "a compiled kernel of Triton, or its interpreter",
+    "engines/warm_up.py": "Triton's own objects, which differ by version; named tuples",
     "files.py": "not every system has O_NOFOLLOW",
     "memory.py": "not every system has sysconf",
-    "surroundings.py": "not every system has sched_getaffinity",
-    "threads.py": "not every system has sched_getaffinity",
-    "workers.py": "not every system has pthread_sigmask",
-    "structure.py": "torch's own module hooks, by the names that torch gives them",
-    "warm_up.py": "Triton's own objects, which differ by version; named tuples",
+    "nn/heads.py": "somebody's own linear map may have no bias",
+    "nn/shifted.py": "somebody's own linear map may have no bias",
+    "nn/structure.py": "torch's own module hooks, by the names that torch gives them",
+    "paper/studies/workers.py": "not every system has pthread_sigmask",
     "settings.py": "types of fields may be any of typing's",
-    "optimizing.py": "a method's setting GROUP_lr is named by the method itself",
-    "epoch.py": "a method without positions has no setting max_positions",
-    "heads.py": "a linear map of torch may have been replaced by one without a bias",
-    "shifted.py": "a linear map of torch may have been replaced by one without a bias",
-    "policy.py": "a method without dropout has no setting dropout",
-    "play.py": "a compiled kernel of Triton, or its interpreter",
-    "steps.py": "engines are compared that share no base class yet",
-    "cases.py": "engines are compared that share no base class yet",
-    "attention.py": "methods are asked for their tokens per step",
+    "terminal.py": "a stream of anybody's may have no encoding",
+    "threads.py": "not every system has sched_getaffinity",
+    "training/epoch.py": "settings of methods: those without a table have no max_positions",
+    "training/memory.py": "settings of methods: widths, as far as there are such",
+    "training/optimizing.py": "settings of methods: GROUP_lr, named by the method itself",
 }
 """Files in which something is looked for by name, and why; contracts never are."""
 
@@ -64,9 +60,11 @@ def probes(file: Path) -> list[int]:
 
 
 def test_no_contract_is_probed_by_name() -> None:
-    found = {file.relative_to(ROOT): probes(file) for file in ROOT.rglob("*.py")}
-    wrong = {str(file): lines for file, lines in found.items() if lines and file.name not in ALLOWED}
-    assert not wrong, f"declare it in a base class with a default, not {wrong}"
+    lines = {file.relative_to(ROOT).as_posix(): probes(file) for file in ROOT.rglob("*.py")}
+    found = {file: at for file, at in lines.items() if at}
+    wrong = {file: at for file, at in found.items() if file not in ALLOWED}
+    assert not wrong, f"declare it in a base class with a default, instead of probing for it: {wrong}"
+    assert ALLOWED.keys() == found.keys()  # no exception outlives its reason
 
 
 @pytest.mark.parametrize("code", ["hasattr(x, 'step')", "getattr(x, 'step', None)"])
@@ -273,3 +271,13 @@ def test_a_method_that_needs_a_length_says_which_setting_gives_it(method: str, s
     with pytest.raises(ValueError, match=setting):
         METHODS[method].build(Endless.spec, METHODS[method].configure())
     assert METHODS[method].build(Endless.spec, METHODS[method].configure(**{setting: 6})).spec.horizon is None
+
+
+def test_the_page_about_worlds_shows_a_world_that_plays() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "howto" / "write-a-world.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    exec(page.split("```python\n")[1].split("```")[0], names)
+    worlds = names["Bandit"]().simulator("test", "cpu")
+    played = rollout(Uniform(), worlds, worlds.noise(torch.arange(6), 0))
+    assert played.target is None
+    assert names["Bandit"]().measure(played)["return"].max() == 1

@@ -22,6 +22,8 @@ ROOMS = (
     "src/uat/paper",
     "src/uat/bench",
     *(f"src/uat/{name}.py" for name in ("files", "archives", "tensor_files", "lock", "memory", "threads", "rows")),
+    *(f"src/uat/{name}.py" for name in ("contracts", "distributions", "spec", "episode", "clock")),
+    *(f"src/uat/{name}.py" for name in ("acting", "logs", "checks")),
     *(f"src/uat/{name}.py" for name in ("terminal", "metrics", "flags", "settings")),
     "tests/data",
     "tests/evaluation",

@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "settings": set(),
     "rows": {"files", "settings"},
     "numerics": set(),
+    "manifest": set(),
     "registry": {"files", "settings"},
     "tensor_files": {"files"},
     "terminal": set(),
@@ -66,6 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": {"settings", "registry", *CORE_TYPES, "methods", "domains", "feedback"},
     "recipes": {"files", "registry", *CORE_TYPES, "methods", "domains", "config"},
     "runs": {
+        "manifest",
         "settings",
         "registry",
         "files",
@@ -95,6 +97,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "runs",
         "terminal",
         "rows",
+        "manifest",
         "numerics",
     },
     "evaluation": {
@@ -147,6 +150,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "evaluation",
         "flags",
         "lock",
+        "manifest",
         "methods",
         "nn",
         "noise",

@@ -23,7 +23,7 @@ from uat.spec import Box, Discrete, Spec
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """Who fills logs: the privileged expert, with a share of uniformly random actions.
+    """The policy that fills logs: the privileged expert, with a share of uniformly random actions.
 
     It knows the world's expert, so it is no Agent. Among ids a share of the actions is random; a weight vector is a
     share of the way from the expert's to the uniform one.
@@ -54,7 +54,7 @@ class Behaviour:
 
 @torch.no_grad()
 def replay(agent: Agent[Any] | Reader | Behaviour | None, recording: Recording, noise: Noise) -> Trajectory:
-    """Ask an agent about recorded episodes; if nobody is asked, they are as they happened."""
+    """Return recorded episodes with the answers of an agent, or as they are if there is no agent."""
     trajectory = recording.trajectory(noise)
     if agent is None or isinstance(agent, Behaviour):
         return trajectory
@@ -118,14 +118,14 @@ def rollout(
 
 
 def _cut(played: Trajectory, obs: Tensor) -> Trajectory:
-    """Whatever has not ended is cut off after the last step."""
+    """Mark episodes that have not ended as truncated after the last step."""
     truncated_BT = torch.zeros_like(played.terminated)
     truncated_BT[:, -1] = played.valid[:, -1] & ~played.terminated[:, -1]
     return replace(played, truncated=truncated_BT, final_obs=obs)
 
 
 class _Record:
-    """What happens while episodes are played, step by step."""
+    """Collects the steps of a rollout."""
 
     def __init__(self) -> None:
         self.columns: dict[str, list[Tensor]] = {}

@@ -65,7 +65,7 @@ def check_rewards(reward: Array, spec: Spec, shape: tuple[int, ...], valid: Tens
 
 
 def most_reward(spec: Spec) -> float:
-    """The largest reward: neither it nor what a policy is told, which is scaled, exceeds MOST_NUMBER."""
+    """Return the largest reward: neither it nor its scaled value exceeds MOST_NUMBER."""
     return MOST_NUMBER / max(1.0, abs(spec.reward_scale))
 
 
@@ -167,7 +167,7 @@ def check_allowed(allowed: Array, target: Tensor, spec: Spec, valid_BT: Tensor) 
 
 
 def as_tensor(name: str, values: Array, what: str = "numbers") -> Tensor:
-    """A plain tensor on the CPU of what a user gives; values that are none are refused by their type."""
+    """A plain tensor on the CPU of what a user gives; other values are refused with their type."""
     if isinstance(values, Tensor):
         if (odd := _oddity(values)) is not None:
             raise ValueError(f"{name}: expected {what}, got {odd}")
@@ -189,7 +189,7 @@ def as_tensor(name: str, values: Array, what: str = "numbers") -> Tensor:
 
 
 def _oddity(x: Tensor) -> str | None:
-    """What a tensor is that holds no plain numbers; None: it does."""
+    """Return a description of a tensor that holds no plain numbers; None: it holds plain numbers."""
     if x.is_meta:
         return "a tensor on the device 'meta', which has no values"
     if x.is_nested or x.layout != torch.strided:

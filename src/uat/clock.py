@@ -16,7 +16,7 @@ NO_ACTION = -1
 
 
 def shift(x_BT: Tensor, lag: int) -> Tensor:
-    """What x was `lag` steps before each t; nothing (id -1, or zero) before the start."""
+    """Return x as it was `lag` steps before each t; nothing (id -1, or zero) before the start."""
     before = torch.full_like(x_BT[:, :lag], nothing(x_BT))
     return torch.cat([before, x_BT], dim=1)[:, : x_BT.shape[1]]
 
@@ -71,8 +71,8 @@ class Clock:
         return shift(known_BT.float(), self.reward_lag).bool() & valid_BT
 
     def earned(self, trajectory: Trajectory) -> Tensor:
-        """(B, T) what each step earned, scaled as policies are told of it, 0 where nobody knows: for losses that learn
-        from rewards, which leave those steps out (`Trajectory.reward_known`)."""
+        """Return the scaled reward (B, T) of each step, 0 where it is unknown, for losses that learn from rewards and
+        leave those steps out (`Trajectory.reward_known`)."""
         return blank(known_rewards(trajectory.reward, trajectory.reward_known), trajectory.valid) * self.reward_scale
 
     def begin(self, no_action_B: Tensor) -> History:
@@ -82,25 +82,25 @@ class Clock:
 
 
 def known_rewards(reward: Tensor, known: Tensor | None = None) -> Tensor:
-    """Rewards as numbers, which clicks and counts are, too; 0 where nobody knows them."""
+    """Return rewards as numbers, also clicks and counts; 0 where they are unknown."""
     numbers = reward if reward.is_floating_point() else reward.float()
     return numbers if known is None else torch.where(known, numbers, 0.0)
 
 
 told_by: ContextVar[Callable[[Clock, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]]
 told_by = ContextVar("told_by", default=Clock.told)
-"""What computes `Clock.told` for a batch. An engine sets a kernel that gives the same bits, for as long as it runs."""
+"""The function that computes `Clock.told` for a batch. While an engine runs, it is a kernel with the same bits."""
 
 
 @dataclass(slots=True, kw_only=True)
 class History:
-    """Feedback as it comes in, told when the clock says so. Entry t of each list is what step t is told."""
+    """Feedback as it comes in, delivered by the clock. Entry t of each list is delivered at step t."""
 
     clock: Clock
     actions: list[Tensor]
     rewards: list[Tensor]
     known: list[Tensor] = field(default_factory=list)
-    """Where rewards are known; empty while all are."""
+    """Masks of known rewards; empty while all are known."""
     starts: tuple[Tensor, Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -108,15 +108,15 @@ class History:
         self.starts = (~never_B, never_B)
 
     def step(self, obs: Tensor, allowed: Tensor | None = None) -> Step:
-        """What is known now."""
+        """Return the input of the policy at the present step."""
         t = len(self.actions) - 1
         told = {"prev_action": self.actions[t], "prev_reward": self.rewards[t]}
         known_B = self.known[t] if t < len(self.known) else None
         return Step(obs=obs, first=self.starts[min(t, 1)], reward_known=known_B, allowed=allowed, **told)
 
     def add(self, action: Tensor, reward_B: Tensor, known_B: Tensor | None = None) -> None:
-        """What was done now, and what it earned, as policies are told; whoever says once where rewards are known says
-        it always."""
+        """Append the action and the reward of the present step, as the channel carries them. Once a mask of known
+        rewards was given, it is needed at every step."""
         scale = self.clock.reward_scale
         self.actions.append(action)
         reward_B = known_rewards(reward_B, known_B)

@@ -25,20 +25,20 @@ World = TypeVar("World")
 
 
 class Memory:
-    """What an agent remembers of its streams: a dataclass of tensors, lists of them, and memories inside.
+    """The memory of an agent: a dataclass of tensors, lists of tensors, and nested memories.
 
-    The name of a field ends with its axes, as everywhere, and its streams lie along B: `ubar_BU`, `kv_L2BHSE`. Tensors
-    without a B are the same for all streams. Weights are never part of a memory.
+    As everywhere, the name of a field ends with its axes; streams lie along B: `ubar_BU`, `kv_L2BHSE`. Tensors without
+    a B are shared by all streams. A memory never holds weights.
     """
 
     __slots__ = ()
 
     def take(self, rows: Tensor) -> Self:
-        """The memory of some streams, by their numbers: a copy."""
+        """Return a copy of the memory of some streams, given by number."""
         return replace(self, **{name: _taken(name, value, rows) for name, value in self._fields()})  # pyright: ignore[reportArgumentType]
 
     def put(self, rows: Tensor, other: Self) -> None:
-        """Write the streams of another memory, which is as long, over these ones."""
+        """Overwrite these streams with those of another memory of the same capacity."""
         with torch.no_grad():
             for (name, own), (_, theirs) in zip(self._fields(), other._fields(), strict=True):
                 if isinstance(own, Memory):
@@ -49,7 +49,7 @@ class Memory:
                         x.index_copy_(axis, rows, y.to(x))
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors by their names: "cache.kv_L2BHSE"; those of a list are numbered."""
+        """Return all tensors by name, such as "cache.kv_L2BHSE"; tensors of a list are numbered."""
         found: dict[str, Tensor] = {}
         for name, value in self._fields():
             if isinstance(value, Memory):
@@ -65,7 +65,7 @@ class Memory:
 
 
 def stream_axis(name: str) -> int | None:
-    """Where B stands among the axes of a field; None: it has no streams."""
+    """Return the position of B among the axes of a field; None: the field has no streams."""
     _, _, axes = name.rpartition("_")
     return axes.index("B") if "B" in axes else None
 
@@ -84,7 +84,7 @@ def _as_list(value: Any) -> list[Any]:
 
 
 class Answers(Protocol):
-    """What an agent thinks of actions at the last step of B episodes. Nobody holds the scores of all by all at once."""
+    """Scores of actions at the last step of B episodes. All scores of all episodes never exist at once."""
 
     def among(self, candidate_BK: Tensor) -> Tensor:
         """(B, K) scores of these actions."""
@@ -109,21 +109,21 @@ class Logits:
 
 
 class Reader(ABC):
-    """Whoever can be asked about recorded episodes: every agent, and references that never act."""
+    """Answers questions about recorded episodes: every agent, and references that never act."""
 
     sampled: ClassVar[bool] = False
-    """Whether, when judged, it plays a sample of its logits instead of their arg-max."""
+    """Whether evaluation plays samples of its logits instead of their arg-max."""
 
     @abstractmethod
     def read(self, batch: Batch) -> Answers:
-        """What it answers at the last real step of each episode."""
+        """Return the answers at the last real step of each episode."""
 
 
 class Agent(Reader, Generic[State]):
-    """Whoever can play: every policy, and every reference such as a Bayes filter."""
+    """Acts step by step: every policy, and every reference such as a Bayes filter."""
 
     spec: Spec
-    """The problem that it acts in."""
+    """The problem in which the agent acts."""
 
     @abstractmethod
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> State:
@@ -139,8 +139,8 @@ class Agent(Reader, Generic[State]):
         return choose(logits_BA, self.spec, gumbel_BA), state
 
     def look(self, state: State, facts: dict[str, Tensor]) -> State:
-        """The state after a reference has seen facts that the world hides; called before each step. Policies do not
-        look."""
+        """Return the state after a reference has seen facts that the world hides; called before each step. Policies
+        never override it."""
         return state
 
     def read(self, batch: Batch) -> Answers:
@@ -148,7 +148,7 @@ class Agent(Reader, Generic[State]):
 
 
 def read_by_steps(agent: Agent[Any], batch: Batch) -> Answers:
-    """What an agent answers at the last real step, told one step at a time: the slow twin of a `read` of its own."""
+    """Return an agent's answers at the last real step, reached step by step: the slow twin of an own `read`."""
     streams, steps = batch.valid.shape
     state, last = agent.init_state(streams, steps, batch.obs.device), batch.last_B[:, None]
     logits_BA = None
@@ -174,24 +174,24 @@ class Worlds(ABC):
 
 @dataclass(slots=True)
 class Transition(Generic[World]):
-    """What an action led to."""
+    """The result of one step."""
 
     world: World
     """The worlds after the action."""
     obs: Tensor
-    """What is observed there; after an episode's end, whatever follows."""
+    """The observation there; after the end of an episode, the one that follows."""
     reward_B: Tensor
-    """What the action earned."""
+    """The reward of the action."""
     terminated_B: Tensor
     """True where the task ended the episode: nothing could have been earned after it."""
     truncated_B: Tensor | None = None
     """True where the episode was cut off, as by a time limit: more could have been earned. None: nowhere."""
     final_obs: Tensor | None = None
-    """What is observed where the episode ended, in worlds whose `obs` belongs to the next one by then. None: `obs`."""
+    """The last observation of ended episodes, in worlds whose `obs` already starts the next one. None: `obs`."""
     reward_known_B: Tensor | None = None
-    """False where nobody knows what the action earned. None: it is always known."""
+    """False where the reward is unknown. None: it is always known."""
     told: Told | None = None
-    """What a policy is told of this step, in place of what happened. None: the truth."""
+    """Action and reward that the policy receives in place of the true ones. None: the true ones."""
 
 
 class Simulator(Worlds, Generic[World]):
@@ -206,7 +206,7 @@ class Simulator(Worlds, Generic[World]):
 
     @abstractmethod
     def step(self, world: World, action: Tensor) -> Transition[World]:
-        """What the action of each world leads to."""
+        """Return the result of the action in each world."""
 
     def expert(self, world: World) -> Tensor | None:
         """The privileged expert's action in each world, to be imitated; None: there is no expert."""
@@ -217,15 +217,15 @@ class Simulator(Worlds, Generic[World]):
         return None
 
     def facts(self, world: World) -> dict[str, Tensor]:
-        """What metrics and references need to know of this step; methods see only what the spec names."""
+        """Return data of this step for metrics and references; methods see only the facts that the spec names."""
         return {}
 
 
 class Recording(Worlds):
     """Episodes that no action changes, such as those of a log: all there at once, and agents are asked about them.
 
-    Training needs no play. Whoever is judged is told what happened, never what it would have done; it is asked at the
-    last step of each episode.
+    Training takes the episodes as they are. In evaluation an agent receives the recorded actions and rewards, never its
+    own, and answers at the last step of each episode.
     """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""What a policy's numbers mean: a distribution over actions, for choosing, imitating and learning from rewards.
+"""Distributions over actions, for choosing, imitating and learning from rewards.
 
 A policy answers with one row of numbers for each stream, `spec.action.numbers` of them: logits of ids, logits of
 weights, or means and log-deviations of a Gaussian that is squashed into a box. Axes: (..., A), the last one the
@@ -35,11 +35,11 @@ class Distribution(ABC):
     @property
     @abstractmethod
     def mode(self) -> Tensor:
-        """The action to take where nothing is drawn."""
+        """The action that greedy play takes."""
 
     @abstractmethod
     def sample(self, noise: Tensor) -> Tensor:
-        """The action that this noise (see `action_noise`) decides."""
+        """Return the action that this noise (see `action_noise`) decides."""
 
     @abstractmethod
     def log_prob(self, action: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ class SquashedGaussian(Distribution):
 
     @property
     def mode(self) -> Tensor:
-        """Where u has its mean: the median of each dimension."""
+        """The squashed mean of u, which is the median of each dimension."""
         return self._squashed(self.mean)
 
     def sample(self, noise: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ class SquashedGaussian(Distribution):
 
     @property
     def entropy(self) -> Tensor:
-        """Of the Gaussian, plus the mean of the log of how much squashing stretches, by Gauss-Hermite quadrature."""
+        """Entropy of the Gaussian plus the mean log-slope of the squashing, by Gauss-Hermite quadrature."""
         nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
         node_N, weight_N = (torch.as_tensor(x).to(self.numbers) for x in (nodes, weights / weights.sum()))
         u = self.mean[..., None] + self.log_std.exp()[..., None] * node_N
@@ -153,7 +153,7 @@ def _entropy(logits: Tensor) -> Tensor:
 
 
 def distribution(spec: Spec, numbers: Tensor, allowed: Tensor | None = None) -> Distribution:
-    """What a policy's numbers mean for this problem; actions that are not allowed have probability zero."""
+    """Return the distribution that a policy's numbers describe; actions that are not allowed have probability zero."""
     action = spec.action
     if isinstance(action, Box):
         if allowed is not None:
@@ -176,7 +176,7 @@ def choose(numbers: Tensor, spec: Spec, noise: Tensor | None = None) -> Tensor:
 
 
 def action_noise(spec: Spec, seed: int, name: str, ids_B: Tensor, steps: int) -> Tensor | None:
-    """(B, T, A) what decides sampled actions of these episodes; None where actions are never drawn."""
+    """Return the noise (B, T, A) that decides sampled actions of these episodes; None if actions are never drawn."""
     shape = (len(ids_B), steps, spec.action.count)
     if isinstance(spec.action, Discrete):
         return gumbel(seed, name, ids_B, steps * spec.action.count).view(shape).float()

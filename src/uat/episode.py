@@ -1,4 +1,4 @@
-"""What travels between methods and domains: steps, episodes, batches, and sums over their real steps.
+"""The data between methods and domains: steps, episodes, batches, and sums over their real steps.
 
 Axes, one letter each through the whole library:
   B batch or stream   T time   S cached steps   D width   H heads   E head size   L layers
@@ -39,23 +39,23 @@ class TensorFields:
 
 @dataclass(slots=True, kw_only=True)
 class Step(TensorFields):
-    """What B streams may know at one moment."""
+    """The input of a policy at one step of B streams."""
 
     obs: Tensor
     prev_action: Tensor
     prev_reward: Tensor
     first: Tensor
-    """(B,) True where the stream starts anew with this very observation."""
+    """(B,) True where the stream starts a new episode with this observation."""
     reward_known: Tensor | None = None
-    """(B,) True where `prev_reward` is a reward; False where none has come, or its value is not known. None: nobody has
-    said yet that some may be unknown."""
+    """(B,) True where `prev_reward` is a reward; False where none has come, or its value is not known. None: no
+    reward has been marked yet."""
     allowed: Tensor | None = None
     """(B, A) True where the action may be taken; None: all may."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Told(TensorFields):
-    """What the feedback channel says in place of what was done and earned; the clock shifts it like the truth."""
+    """Action and reward that the feedback channel carries in place of the true ones; the clock shifts them likewise."""
 
     action: Tensor
     reward: Tensor
@@ -75,19 +75,19 @@ class Trajectory(TensorFields):
     valid: Tensor
     """(B, T) True for real steps, False for padding."""
     reward_known: Tensor | None = None
-    """(B, T) False where nobody knows what the step earned, such as where it is missing in a log; `reward` may hold
-    anything there. None: all rewards are known."""
+    """(B, T) False where the reward is unknown, such as missing in a log; `reward` may hold anything there. None: all
+    rewards are known."""
     truncated: Tensor | None = None
     """(B, T) True at the step after which the episode was cut off, as by a time limit. None: nowhere."""
     final_obs: Tensor | None = None
-    """(B, ...) What was observed after the last real step; there where some episodes may be truncated."""
+    """(B, ...) the observation after the last real step; there where some episodes may be truncated."""
     target: Tensor | None = None
-    """The expert's action: ids (B, T), or vectors (B, T, A). None: nobody is there to be imitated."""
+    """The expert's action: ids (B, T), or vectors (B, T, A). None: there is no expert."""
     allowed: Tensor | None = None
     facts: dict[str, Tensor] = field(default_factory=dict)
-    """What metrics need to know of each step; hidden from methods unless the spec names it."""
+    """Data of each step for metrics; hidden from methods unless the spec names it."""
     told: Told | None = None
-    """What the feedback channel carries, before the clock shifts it. None: the truth."""
+    """The content of the feedback channel before the clock shifts it. None: the true actions and rewards."""
 
     @property
     def done(self) -> Tensor:
@@ -102,7 +102,7 @@ class Trajectory(TensorFields):
 
 @dataclass(slots=True, kw_only=True)
 class Batch(TensorFields):
-    """What a policy may know of B episodes at every step, and what it should answer. Made by the clock alone."""
+    """The input of a policy at every step of B episodes, and the answers to learn. Only the clock creates it."""
 
     obs: Tensor
     prev_action: Tensor
@@ -112,7 +112,7 @@ class Batch(TensorFields):
     """(B, T) True where `prev_reward` is a reward; False where none has come, or its value is not known. None: they
     always are."""
     target: Tensor | None = None
-    """The expert's action; None: nobody is there to be imitated."""
+    """The expert's action; None: there is no expert."""
     allowed: Tensor | None = None
     start: Tensor | None = None
     """(B,) position of the first step in the policy's table; None: 0."""
@@ -122,7 +122,7 @@ class Batch(TensorFields):
     """The episodes themselves, for losses that need actions, rewards or ends. Deciding never looks at them."""
 
     def step(self, t: int) -> Step:
-        """What streams that begin with these episodes are told at t."""
+        """Return the step t of streams that start with these episodes."""
         return Step(
             obs=self.obs[:, t],
             prev_action=self.prev_action[:, t],

@@ -13,9 +13,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import platform
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,6 +36,7 @@ from uat.files import (
     row_lines,
     write_atomically,
 )
+from uat.manifest import manifest
 from uat.methods import METHODS, Method, Policy, known_as
 from uat.registry import is_address
 from uat.rows import EPOCHS, SCORES, SECONDS, check_row
@@ -381,37 +379,3 @@ def check_weights(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
             raise ValueError(f"the weight {name} is of {tensor.dtype}, expected {own[name].dtype}")
     if said := first_not_finite(tensors):
         raise ValueError(f"{said}, where only finite numbers can be")
-
-
-# ---------------------------------------------------------------- where numbers come from
-
-
-def manifest(device: torch.device | str = "cpu") -> dict[str, Any]:
-    """What made the numbers: for a reader, not for the run's identity."""
-    from uat import __version__
-
-    cuda = torch.device(device).type == "cuda"
-    return {
-        "version": __version__,
-        "commit": commit(),
-        "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "threads": torch.get_num_threads(),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-        "data": {},
-    }
-
-
-def commit() -> str | None:
-    """The commit of the checkout that the package runs from, if it is one."""
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        own = Path(__file__)  # installed inside somebody's checkout, it is not tracked there
-
-        def git(*args: str) -> str:
-            command = ["git", "-C", str(own.parent), *args]
-            return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
-
-        git("ls-files", "--error-unmatch", own.name)
-        return git("describe", "--always", "--abbrev=40", "--dirty")
-    return None

@@ -180,9 +180,9 @@ class Spec:
     obs: Vector | Items | Assets | Named
     action: Discrete | Weights | Box
     horizon: Steps | None
-    """Steps of one episode; None: streams have no end of their own, and whoever plays them says how long."""
+    """Steps of one episode; None: streams are endless, and the caller of a rollout sets the number of steps."""
     reward_scale: Number = 1.0
-    """Rewards reach a policy multiplied by this; the clock does it, nobody else."""
+    """Rewards reach a policy multiplied by this; only the clock multiplies them."""
     reward_lag: Delay = 1
     """The reward channel at t carries r[t - reward_lag]: 1 for a simulator without delay, 1 + d with
     delay d; d for logs, whose interaction t is complete when the decision at t is made."""
@@ -203,13 +203,13 @@ class Spec:
 
     @property
     def steps(self) -> int:
-        """The horizon, for whoever cannot do without."""
+        """The horizon, for code that needs one; an error if the problem has none."""
         if self.horizon is None:
             raise ValueError("Spec.horizon=None: these streams have no end; say how many steps, or set the horizon")
         return self.horizon
 
     def no_action(self, streams: int, device: torch.device | str = "cpu") -> Tensor:
-        """What was done before the first step of each stream."""
+        """Return the previous action at the first step of each stream: none."""
         if isinstance(self.action, Discrete):
             return torch.full((streams,), NO_ACTION, device=device)
         return torch.zeros(streams, self.action.count, device=device)

@@ -50,7 +50,7 @@ def row(path: str, value: float, **other: Any) -> Row:
 # ---------------------------------------------------------------- the command
 
 
-def test_what_was_measured_before_a_kill_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measurements_before_a_kill_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is written case by case, so that an interrupted run loses only one."""
 
     def killed(*_: object) -> None:
@@ -105,7 +105,7 @@ def test_logits_that_do_not_fit_are_not_tried() -> None:
 
 
 @pytest.mark.usefixtures("no_peers")
-def test_a_missing_peer_is_named_with_what_to_install(capsys: Captured) -> None:
+def test_a_missing_peer_is_reported_with_its_package(capsys: Captured) -> None:
     main([*QUICKLY, "--cases", "step", "--methods", "vanilla"])
     said = capsys.readouterr()
     missing = said.out.split("not measured:")[1]
@@ -119,7 +119,7 @@ def test_a_missing_peer_is_named_with_what_to_install(capsys: Captured) -> None:
         assert library in reason
 
 
-def test_a_library_that_breaks_while_loading_is_told_from_one_that_is_missing(
+def test_a_library_that_fails_to_load_is_distinguished_from_a_missing_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "halfthere.py").write_text("import surely_not_installed")
@@ -232,7 +232,7 @@ def test_without_a_recomputing_twin_the_baseline_is_the_cached_path_and_the_head
     assert "vs cached" in tables(Result(rows=[row("cached", 9.0, case="optimize")]))
 
 
-def test_tables_are_grouped_by_case_and_name_what_is_absent() -> None:
+def test_tables_are_grouped_by_case_and_list_missing_paths() -> None:
     rows = [row("cached", 1.0), row("cached", 2.0, case="rollout", batch=256)]
     text = tables(Result(rows=rows, absent={"fast": {"no reason": ["step of uat"]}}))
     assert [line.split(" (")[0] for line in text.splitlines() if "(d)" in line] == ["step", "rollout"]
@@ -267,7 +267,7 @@ def test_calls_take_turns_and_only_the_call_is_timed(watch: Watch) -> None:
     assert "".join(order) == "aaabbb" * 5  # one call of three warms up
 
 
-def test_a_slow_path_gets_fewer_calls_but_never_none(watch: Watch) -> None:
+def test_a_slow_path_gets_fewer_calls_but_at_least_one(watch: Watch) -> None:
     calls = {
         "slow": Call(lambda: watch.sleep(0.11)),
         "never": Call(lambda: watch.sleep(9.0)),
@@ -310,7 +310,7 @@ def test_one_thread_is_claimed_for_numpy_only_where_it_obeys(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("method", IN_THE_DARK)
-def test_the_cached_step_that_is_timed_decides_what_the_twin_decides(method: str) -> None:
+def test_the_timed_cached_step_equals_the_recomputed_one(method: str) -> None:
     """Every call sees the same context, no matter how often it is repeated."""
     stepping = Stepping(settings(method, QUICK, "fp32"), 3, 12, CPU)
     said: dict[str, list[torch.Tensor]] = {"twin": [], "policy": []}
@@ -347,7 +347,7 @@ def test_a_step_can_be_repeated_at_the_edge_of_its_memory() -> None:
         cached.run()
 
 
-def test_what_is_captured_sees_the_same_context_at_each_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_replay_sees_the_same_context(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replaces capture, which calls three times to warm up: repeated calls must not run past the memory."""
 
     def capture(function: Any) -> Any:

@@ -31,7 +31,7 @@ def test_a_file_that_moved_is_the_same_data_and_a_changed_one_is_not(domain: str
     assert len(FILES) == 3
 
 
-def test_what_is_no_file_of_arrays_has_no_checksum_and_a_broken_one_counts_by_its_bytes(tmp_path: Path) -> None:
+def test_checksums_exist_for_archives_only_and_broken_ones_use_their_bytes(tmp_path: Path) -> None:
     (tmp_path / "broken.npz").write_bytes(b"no arrays")
     assert checksum(tmp_path) is None
     assert checksum(tmp_path / "none.npz") is None

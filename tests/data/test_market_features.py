@@ -97,7 +97,7 @@ def test_the_others_on_one_day_by_their_definitions() -> None:
     assert values()["stoch_d"][t, n] == pytest.approx(np.mean([np.mean(raw[i : i + 3]) for i in range(3)]), rel=1e-9)
 
 
-def test_money_on_a_day_whose_price_stays_counts_for_neither_side() -> None:
+def test_money_flow_ignores_days_with_an_unchanged_price() -> None:
     """0.1 + 0.2 + 0.3 and 0.3 + 0.2 + 0.1 are the same price, although the floating-point sums differ."""
     typical, volume = np.linspace(1, 2, 20)[:, None], np.ones((20, 1))
     typical[10] = typical[9] * (1 - 2e-16)

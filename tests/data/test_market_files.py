@@ -112,7 +112,9 @@ def test_impossible_numbers_are_refused_with_row_and_column(
     assert "\n" not in str(refused.value)
 
 
-def test_renamed_columns_are_refused_with_what_was_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_renamed_columns_are_refused_and_the_error_lists_the_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = save(bars(), tmp_path / "m.csv", {"close": "Adj Close"})
     code, out, err = check("markets", path, capsys=capsys)
     assert (code, out, err.count("\n")) == (2, "", 1)
@@ -129,7 +131,7 @@ def test_renamed_columns_are_refused_with_what_was_found(tmp_path: Path, capsys:
         ("", "not one complete bar"),
     ],
 )
-def test_what_cannot_be_read_is_named(line: str, said: str, tmp_path: Path) -> None:
+def test_unreadable_files_are_named(line: str, said: str, tmp_path: Path) -> None:
     path = tmp_path / "m.csv"
     path.write_text(",".join(COLUMNS) + "\n" + (f"{line}\n" if line else ""))
     from uat.data.markets.files import read
@@ -149,7 +151,7 @@ def test_a_day_twice_is_refused() -> None:
 # ---------------------------------------------------------------- the report
 
 
-def test_a_clean_market_has_nothing_to_tell() -> None:
+def test_a_clean_market_has_no_findings() -> None:
     assert set(counts(bars()).values()) == {0}
 
 

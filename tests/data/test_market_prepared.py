@@ -67,7 +67,7 @@ def test_worlds_are_those_of_the_files(file: Path, tmp_path: Path, suspensions: 
         assert torch.equal(getattr(worlds[0].tables, name), getattr(worlds[1].tables, name)), name
 
 
-def test_a_run_is_named_by_what_the_file_holds(file: Path, tmp_path: Path) -> None:
+def test_identity_depends_on_the_contents_of_the_file(file: Path, tmp_path: Path) -> None:
     def identity(path: Path) -> str:
         return override(recipe("markets", "uat", "smoke"), {"domain.data": str(path)}).identity()
 

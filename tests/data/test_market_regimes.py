@@ -34,7 +34,7 @@ def test_a_large_move_is_a_shock_if_wealth_falls_soon_after(fall: float, expecte
     assert label(prices(log))[101] == expected
 
 
-def test_a_small_move_is_no_shock_whatever_follows() -> None:
+def test_a_small_move_is_never_a_shock() -> None:
     log = quiet(200, 0.0)
     log[103] = -0.03
     assert label(prices(log))[101] != SHOCK

@@ -182,7 +182,7 @@ def test_unknown_users_are_refused(tmp_path: Path) -> None:
         load(tmp_path, FEW).rows_of("7")
 
 
-def test_what_is_no_folder_of_movielens_is_refused(tmp_path: Path) -> None:
+def test_paths_without_movielens_are_refused(tmp_path: Path) -> None:
     archive = tmp_path / "ml-1m.zip"
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("ml-1m/ratings.dat", "")

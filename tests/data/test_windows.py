@@ -41,7 +41,7 @@ def test_every_user_is_in_one_split() -> None:
     assert not torch.equal(parts["test"], split_users(1003, "test", seed=1))
 
 
-def test_what_cannot_be_cut_is_refused() -> None:
+def test_logs_that_are_too_short_for_windows_are_refused() -> None:
     with pytest.raises(ValueError, match="no user of 2 has horizon=50 interactions"):
         windows(log_of([3, 4]), torch.arange(2))
     with pytest.raises(ValueError, match="limit=0 must be at least 1"):

@@ -17,6 +17,7 @@ from tests.training.small_runs import tiny
 from uat.domains.darkroom.world import DarkRoomConfig, DarkRoomSimulator
 from uat.engines import NUMPY_STREAMS, Engine, FusedEngine, kernels, plan, plan_session
 from uat.engines import rollout as rollout_module
+from uat.engines.fused import PackedCache
 from uat.engines.rollout import RolloutRunner
 from uat.methods.policy import TransformerPolicy
 from uat.methods.sasrec import SASRec
@@ -69,6 +70,22 @@ def test_a_fused_engine_learns_by_a_view_that_shares_all_of_the_policy(method: s
     assert engine.learner.head is policy.head
     assert engine.leaves_generator_alone
     assert not Engine(policy).leaves_generator_alone
+
+
+@pytest.mark.usefixtures("gpu_of_any_size")
+@pytest.mark.parametrize("method", METHODS)
+def test_streams_of_a_fused_memory_are_taken_without_its_weights(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "pack", lambda *parts: None)
+    state = plan(build(method)).init_state(3, 4, CPU)
+    cache: Any = state if isinstance(state, PackedCache) else state.cache
+    cache.packed = weights = object()
+    cache.length_B.copy_(torch.tensor([1, 2, 3]))
+    few = cache.take(torch.tensor([2, 0]))
+    assert few.packed is weights
+    assert few.length_B.tolist() == [3, 1]
+    assert set(cache.tensors()) == {"kv_L2BHSE", "length_B"}
+    cache.put(torch.tensor([1]), few.take(torch.tensor([0])))
+    assert cache.length_B.tolist() == [1, 3, 3]
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def seen(found: Audit) -> set[str]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_is_found_to_see_what_it_says_it_sees(method: str) -> None:
+def test_the_audit_finds_exactly_the_declared_channels(method: str) -> None:
     """With random weights, methods that declare no feedback are blind to the last bit; the others are not."""
     policy = build_random(method, served(method), dtype=torch.float32)
     found = uat.audit(policy, episodes=6, draws=1)
@@ -100,7 +100,7 @@ def test_a_policy_with_two_methods_is_audited_and_divergences_are_known() -> Non
         uat.audit(Copycat(), spec=spec, episodes=1)
 
 
-def test_a_policy_that_could_hear_is_not_blind_though_it_has_heard_nothing() -> None:
+def test_a_policy_that_can_see_feedback_is_not_blind_without_any() -> None:
     """Random rewards reveal the dependence; the episodes' own rewards do not."""
     found = uat.audit(Deaf(), spec=Spec(obs=Vector(2), action=Discrete(4), horizon=50), episodes=20)
     assert seen(found) == {"reward"}
@@ -122,7 +122,7 @@ def test_divergence_in_bits_and_decisions_that_differ() -> None:
 # ---------------------------------------------------------------- the process
 
 
-def test_the_dark_room_is_feedback_informative_and_the_filter_says_by_what() -> None:
+def test_the_audit_finds_the_dark_room_feedback_informative() -> None:
     room = DarkRoomSimulator(DarkRoomConfig(size=4, horizon=8, num_worlds=2**40), "cpu")
     reference = DarkRoomFilter(room.config)
     for method, apart in (("vanilla", 0.0), ("uat", 1.0)):
@@ -134,7 +134,7 @@ def test_the_dark_room_is_feedback_informative_and_the_filter_says_by_what() -> 
         assert "feedback-informative" in found.sentence()
 
 
-def test_a_reference_that_reads_whole_episodes_is_told_the_other_feedback_too() -> None:
+def test_a_reference_that_reads_whole_episodes_sees_the_exchanged_feedback() -> None:
     """Short episodes, so that the rewards of one are possible in another."""
     domain = MovieLens(MovieLensConfig(horizon=2, delay=0, users=300, items=300))
     for method, apart in (("vanilla", 0.0), ("uat", 1.0)):
@@ -144,7 +144,7 @@ def test_a_reference_that_reads_whole_episodes_is_told_the_other_feedback_too() 
         assert found.told_apart == apart
 
 
-def test_a_channel_that_carries_nothing_makes_no_difference_to_what_is_told(tmp_path: Path, capsys: Any) -> None:
+def test_an_empty_channel_gives_equal_outputs(tmp_path: Path, capsys: Any) -> None:
     """`uat audit` on a run under null feedback: the policy can see feedback, but no feedback arrives to change it."""
     settings = {"feedback.reward": "null", "feedback.action": "null", "train.epochs": 2, "domain.horizon": 12}
     run = uat.train(override(recipe("darkroom", "uat", "smoke"), settings), tmp_path / "null", device="cpu")

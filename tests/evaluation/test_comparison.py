@@ -66,7 +66,7 @@ def test_seeds_become_one_row_with_mean_deviation_and_interval() -> None:
     assert row.runs == tuple(config_of("uat", seed).identity() for seed in range(3))
 
 
-def test_the_order_of_the_runs_moves_nothing() -> None:
+def test_the_order_of_runs_changes_nothing() -> None:
     found = [*runs("uat", [0.6, 0.7, 0.8]), *runs("vanilla", [0.3, 0.4, 0.5])]
     assert compare(found) == compare(found[::-1]) == compare([*found[3:], *found[:3]])
 

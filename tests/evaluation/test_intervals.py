@@ -58,7 +58,7 @@ def test_seeds_that_agree_by_luck_leave_the_doubt_about_episodes() -> None:
     assert by_episode[1] - by_episode[0] > 1
 
 
-def test_no_spread_is_a_point_and_one_episode_is_nothing() -> None:
+def test_zero_spread_gives_a_point_and_one_episode_gives_nan() -> None:
     assert interval(torch.full((3, 5), 0.5)) == (0.5, 0.5)
     assert all(math.isnan(end) for end in (*interval(torch.rand(3, 1)), *interval(torch.rand(1, 1))))
 
@@ -192,5 +192,5 @@ def test_without_a_difference_p_values_are_uniform_also_for_episodes_that_follow
     assert sum(Spread.of(y_E[None]).p_value() < 0.05 for y_E in y_RE) > 2 * low  # as if they were independent
 
 
-def test_of_one_episode_nothing_is_known() -> None:
+def test_one_episode_gives_nan() -> None:
     assert math.isnan(Spread.of(torch.ones(3, 1)).p_value())

@@ -68,7 +68,7 @@ def test_rows_have_the_keys_of_a_score_and_one_row_is_one_number(run: Run) -> No
     assert {(row["domain"], row["task"], row["split"]) for row in rows} == {("darkroom", "gradual", "test")}
 
 
-def test_a_policys_rows_name_its_run_and_references_belong_to_none(run: Run) -> None:
+def test_rows_of_a_policy_name_its_run_and_those_of_references_do_not(run: Run) -> None:
     for row in evaluate(run, device="cpu").scores:
         own = row.method == "uat"
         assert (row.run, row.seed) == ((run.config.identity(), 5) if own else ("", 0))
@@ -106,7 +106,7 @@ def test_evaluating_twice_gives_the_same_rows_in_the_same_order(run: Run) -> Non
 
 
 @pytest.mark.parametrize("episodes", [0, -5])
-def test_a_count_that_is_none_is_refused(episodes: int, run: Run) -> None:
+def test_an_invalid_count_is_refused(episodes: int, run: Run) -> None:
     with pytest.raises(ValueError, match=f"episodes={episodes}"):
         evaluate(run, episodes=episodes, device="cpu")
 
@@ -137,11 +137,11 @@ def test_an_unfinished_run_is_refused_with_where_it_stands(stopped: Run) -> None
     assert not stopped.file("scores.jsonl").exists()
 
 
-def test_an_unfinished_run_is_scored_if_told_to(stopped: Run) -> None:
+def test_an_unfinished_run_is_scored_with_the_flag(stopped: Run) -> None:
     assert not evaluate(stopped, unfinished=True, references=False, device="cpu").finished
 
 
-def test_a_run_killed_before_its_first_checkpoint_was_whole_is_unfinished(stopped: Run) -> None:
+def test_a_run_killed_before_its_first_complete_checkpoint_is_unfinished(stopped: Run) -> None:
     stopped.file(STATE).unlink()
     with pytest.raises(RunError, match="0 epochs are done"):
         evaluate(stopped, device="cpu")
@@ -187,14 +187,14 @@ def test_references_are_played_once_and_then_read(run: Run, replays: list[int]) 
             assert torch.equal(second.episodes[method][metric], values)
 
 
-def test_another_number_of_episodes_is_played_anew(run: Run, replays: list[int]) -> None:
+def test_references_are_played_again_for_another_number_of_episodes(run: Run, replays: list[int]) -> None:
     evaluate(run, device="cpu")
     found = evaluate(run, episodes=6, device="cpu")
     assert replays == [16, 6]
     assert {row.n for row in found.scores} == {6}
 
 
-def test_another_domain_config_is_played_anew(run: Run, replays: list[int]) -> None:
+def test_references_are_played_again_for_another_domain_config(run: Run, replays: list[int]) -> None:
     evaluate(run, device="cpu")
     other = Run(run.path, override(run.config, {"domain.schedule": "cyclic"}))
     before = len(replays)
@@ -223,7 +223,7 @@ def say_something_else(file: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [truncate, empty, say_nothing, say_nonsense, say_something_else])
-def test_a_damaged_cache_is_worked_out_anew(damage: Callable[[Path], None], run: Run, replays: list[int]) -> None:
+def test_a_damaged_cache_is_recomputed(damage: Callable[[Path], None], run: Run, replays: list[int]) -> None:
     first = evaluate(run, device="cpu").scores
     damage(run.file("references.safetensors"))
     assert set(evaluate(run, device="cpu").scores) == set(first)

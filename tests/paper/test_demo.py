@@ -108,7 +108,7 @@ def test_the_command_on_the_page_is_the_one_that_made_it(shown: Shown) -> None:
     assert page_data(shown[0])["command"] == "uat demo --preset smoke --seed 0"
 
 
-def test_a_second_demo_trains_nothing_and_says_the_same(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_demo_trains_nothing_and_prints_the_same(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
     out, rows, _ = shown
     before = {method: (out / method / "metrics.jsonl").read_bytes() for method in METHODS}
     data = page_data(out)

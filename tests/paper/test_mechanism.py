@@ -103,7 +103,7 @@ def test_base_and_modulation_sum_to_the_logits(method: str) -> None:
     assert (modulation.abs().max() > 0) == isinstance(policy, UAT)
 
 
-def test_base_is_what_vanilla_with_the_same_weights_sees_in_its_first_layer() -> None:
+def test_base_equals_the_first_layer_logits_of_vanilla_with_the_same_weights() -> None:
     policy, batch = build_random("uat", SPEC), random_batch(SPEC)
     assert isinstance(policy, UAT)
     assert torch.equal(logit_split(policy, batch)[0][0], logit_split(vanilla_of(policy), batch)[0][0])
@@ -133,7 +133,7 @@ LONG = {"method__max_positions": 21, "train__random_start": True, "domain__sched
 HOW: dict[str, Any] = {"steps": 20, "shifts": (8, 14), "episodes": 4, "device": "cpu"}
 
 
-def test_a_uat_with_shut_gates_differs_from_its_vanilla_by_nothing(tmp_path: Path) -> None:
+def test_a_uat_with_closed_gates_equals_its_vanilla(tmp_path: Path) -> None:
     config = override(recipe("darkroom", "uat", "smoke"), {"method.max_positions": 21})
     fresh = build_policy(config, config.build_domain(), torch.device("cpu"))
     assert isinstance(fresh, UAT)

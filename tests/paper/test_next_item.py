@@ -131,7 +131,7 @@ def test_the_same_seed_gives_the_same_numbers() -> None:
     assert first[:2] == second[:2]
 
 
-def test_what_fills_up_a_batch_changes_nothing() -> None:
+def test_padding_of_a_batch_changes_nothing() -> None:
     log = stretches(25, 10)
     data, spec = LeaveOneOut.of(log, 8), next_item_spec(25, 8)
     entry = METHODS["sasrec"]

@@ -99,6 +99,12 @@ def test_an_object_is_trained_scored_and_audited_and_its_policy_needs_no_domain(
         uat.train(Turned(SMALL_ROOM, turns=2), run.path, method=Own, preset="smoke", settings=TINY, resume=True)
     with pytest.raises(RunError, match="was not trained in the domain that was handed in: its setting is turns=2"):
         uat.evaluate(run, domain=Turned(SMALL_ROOM, turns=2))
+
+
+@pytest.mark.slow
+def test_another_process_loads_the_policy_and_needs_the_object_to_score_it(tmp_path: Path) -> None:
+    room = Turned(SMALL_ROOM, turns=1)
+    run = uat.train(room, tmp_path / "run", method=Own, preset="smoke", settings=TINY, device="cpu")
     assert in_a_new_process(f"""
 import uat
 from uat.tensor_files import RunError
@@ -145,3 +151,11 @@ def test_a_policy_is_saved_under_its_own_name_and_refused_where_it_could_not_be_
 def test_every_domain_of_ours_is_known_by_its_name(name: str) -> None:
     domain = uat.recipe(name, "uat", "smoke").build_domain()
     assert tiny(domain, "uat", **{"train.batch_size": 12}).domain_name == name
+
+
+@pytest.mark.parametrize("name", ["darkrom", "python:no_such_module:x", "python:json:dumps", "object:Gone"])
+def test_a_domain_that_is_not_there_is_named_with_its_argument(name: str, tmp_path: Path) -> None:
+    with pytest.raises((ValueError, TypeError), match=f"^config='{name}': ") as caught:
+        uat.train(name, tmp_path / "run")
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())

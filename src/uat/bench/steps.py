@@ -112,8 +112,8 @@ class Stepping:
             return "a Session has no fast path yet"
         chosen: dict[str, Any] = {"path": "auto"}
         session = Session(self.policy, streams=self.batch, capacity=self.context, **chosen)
-        if getattr(session, "path", None) != "fast":
-            return f"a Session of {self.batch} streams takes the path {getattr(session, 'path', 'cached')!r}"
+        if session.path != "fast":
+            return f"a Session of {self.batch} streams takes the path {session.path!r}"
         steps = [self.step_at(t) for t in range(min(self.context, self._seen.obs.shape[1]))]
         untimed = self.context - max(1, self.context // 16)
         t = 0

@@ -32,18 +32,24 @@ def plan(policy: Policy, *, prefer: Literal["fast", "plain"] = "fast", concurren
     """
     if prefer == "plain":
         return Engine(policy)
-    if not isinstance(policy, TransformerPolicy):
-        kind = type(policy).__name__
-        return Engine(policy, refused=f"{kind} has no fused step", refused_pass=f"{kind} has no fused pass")
-    if difference := unsupported_structure(policy):
-        return Engine(policy, refused=f"no fused step: {difference}", refused_pass=f"no fused pass: {difference}")
-    backbone, utility, horizon = policy.backbone, utility_of(policy), policy.spec.horizon
+    if refused := unsupported_step(policy):
+        return Engine(policy, refused=refused, refused_pass=refused.replace("fused step", "fused pass"))
+    assert isinstance(policy, TransformerPolicy)
+    backbone, horizon = policy.backbone, policy.spec.horizon
     refused_pass = "no fused pass: it takes episodes of a horizon, and the problem has none"
     if horizon is not None:
-        refused_pass = kernels.unsupported_pass(backbone, utility, backbone.tokens_per_step * horizon)
-    if refused := kernels.unsupported_step(backbone, utility):
-        return Engine(policy, refused=refused, refused_pass=refused_pass)
+        steps = backbone.tokens_per_step * horizon
+        refused_pass = kernels.unsupported_pass(backbone, utility_of(policy), steps)
     return FusedEngine(policy, refused_pass=refused_pass, concurrent_policies=concurrent_policies)
+
+
+def unsupported_step(policy: Policy) -> str | None:
+    """Why a policy cannot take the fused step on its device; None if it can."""
+    if not isinstance(policy, TransformerPolicy):
+        return f"{type(policy).__name__} has no fused step"
+    if difference := unsupported_structure(policy):
+        return f"no fused step: {difference}"
+    return kernels.unsupported_step(policy.backbone, utility_of(policy))
 
 
 def plan_session(policy: Policy, streams: int, *, prefer: Literal["auto", "fast", "plain"] = "auto") -> Engine:
@@ -54,9 +60,8 @@ def plan_session(policy: Policy, streams: int, *, prefer: Literal["auto", "fast"
     if prefer == "plain":
         return Engine(policy)
     if on_gpu(policy):
-        planned = plan(policy)
-        if not isinstance(planned, FusedEngine):
-            return planned
+        if refused := unsupported_step(policy):
+            return Engine(policy, refused=refused)
         assert isinstance(policy, TransformerPolicy)
         engine = FrozenFusedEngine
     else:

@@ -14,6 +14,7 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 
+from uat.contracts import Memory
 from uat.distributions import choose
 from uat.engines import kernels
 from uat.engines.worlds import FusedRollouts
@@ -77,6 +78,10 @@ class PackedCache(KVCache):
     them."""
 
     packed: Any = None
+
+    def _fields(self) -> list[tuple[str, Any]]:
+        """What belongs to streams: weights stay as they are where streams are taken or put."""
+        return [(name, value) for name, value in Memory._fields(self) if name != "packed"]
 
 
 class FusedTransformer(Transformer):

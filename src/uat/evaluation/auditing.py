@@ -117,7 +117,7 @@ class Audit:
 
 
 class Stepping(Protocol):
-    """A policy of anybody's: these two methods are all that an audit asks for."""
+    """Any policy: an audit needs only these two methods."""
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> Any: ...
 
@@ -139,7 +139,7 @@ def audit(
     """Audit a policy of this library or any other (see the module's docstring).
 
     histories: a simulator in which the policy plays, or recorded or logged episodes; by default random episodes. They
-        should resemble the policy's real inputs, since divergences are means over them. A domain stands for its test
+        should resemble the policy's real inputs, since divergences are means over them. A domain means its test
         worlds, with its Bayes filter as reference if it has one.
     spec: the decision problem, for policies without a `.spec`.
     reference: an optimal agent, such as a domain's Bayes filter, to decide whether the process is feedback-informative.
@@ -193,14 +193,14 @@ def audit_run(
 ) -> Audit:
     """Audit a run's policy on test worlds of its domain, with the domain's Bayes filter as reference if it has one.
 
-    trust: import the code that the run's config names (`python:module:name`); it is refused otherwise.
-    domain: the object that the run was trained in, if the domain was handed to `uat.train` as one that has no name.
+    trust: allow importing the code that the run's config names (`python:module:name`), which is refused by default.
+    domain: the domain object that was passed to `uat.train`, if it has no name.
     """
     run, chosen = opened(run, trust=trust, domain=domain), pick_device(device)
     with cpu_threads(threads):
         policy = load_policy(run.path).to(chosen)
-        how = {"episodes": episodes, "draws": draws, "seed": split_seed("test", 0), "device": chosen}
-        return audit(policy, run.config.build_domain(), **how)
+        options = {"episodes": episodes, "draws": draws, "seed": split_seed("test", 0), "device": chosen}
+        return audit(policy, run.config.build_domain(), **options)
 
 
 def _spec_of(policy: Stepping, histories: Simulator[Any] | Recording | Trajectory | None) -> Spec:
@@ -226,7 +226,7 @@ def play(policy: Stepping, simulator: Simulator[Any] | Recording, episodes: int,
     device = next(iter(noise.values())).device
     gumbel_BTA = action_noise(spec, seed, "audit", ids.to(device), spec.steps)
     if not isinstance(policy, Agent):
-        raise ValueError(f"audit: {type(policy).__name__} is no uat.contracts.Agent, and cannot play in a simulator")
+        raise ValueError(f"audit: {type(policy).__name__} is not a uat.contracts.Agent and cannot play in a simulator")
     return rollout(policy, simulator, noise, gumbel_BTA)
 
 
@@ -292,8 +292,10 @@ def divergence(p_logits: Tensor, q_logits: Tensor) -> Tensor:
 
 
 def box_divergence(p_numbers: Tensor, q_numbers: Tensor) -> Tensor:
-    """Jensen-Shannon divergence (...) in bits of the Gaussians behind each number of a box's action, on average over
-    the numbers; squashing to the limits does not change it. Means over either Gaussian are Gauss-Hermite sums."""
+    """Jensen-Shannon divergence (...) in bits between the Gaussians of a box's action, averaged over its numbers.
+
+    Squashing to the limits does not change it. Means over each Gaussian are Gauss-Hermite sums.
+    """
     nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
     node_N, weight_N = (torch.from_numpy(x).to(p_numbers.device) for x in (nodes, weights / weights.sum()))
     means, log_stds = zip(*(x.double().chunk(2, dim=-1) for x in (p_numbers, q_numbers)), strict=True)

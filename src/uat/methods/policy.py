@@ -54,6 +54,8 @@ class Policy(nn.Module, Agent[Any]):
     """The method whose trained weights this one starts from, if it has no training of its own; see `learner`."""
     sampled: ClassVar[bool] = False
     """Policies are judged by their arg-max."""
+    tokens_per_step: int = 1
+    """Tokens that each step adds to the sequence that attention goes over."""
     revision: ClassVar[int] = 1
     """Raised when the same config starts to mean another function: old runs are then other runs."""
 

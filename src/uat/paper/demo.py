@@ -13,10 +13,11 @@ from uat.domains import split_seed
 from uat.engines.rollout import RolloutRunner
 from uat.episode import Trajectory
 from uat.evaluation.scores import CEILING, EXPERT, RANDOM, Evaluation, evaluate, gap_closed
+from uat.manifest import manifest
 from uat.methods import Policy
 from uat.paper.page import write_page
 from uat.recipes import recipe
-from uat.runs import Run, load_policy, manifest
+from uat.runs import Run, load_policy
 from uat.threads import cpu_threads
 from uat.training.surroundings import pick_device
 from uat.training.trainer import ShowProgress, train

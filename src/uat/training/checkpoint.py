@@ -19,8 +19,9 @@ from torch import Tensor
 
 from uat import numerics
 from uat.config import from_json
+from uat.manifest import manifest
 from uat.methods import Policy
-from uat.runs import Run, manifest, save_policy
+from uat.runs import Run, save_policy
 from uat.tensor_files import RunError, copied, first_not_finite, read_tensors, write_tensors
 
 STATE = "state/train.safetensors"
@@ -55,6 +56,11 @@ class TrainingProgress:
     finished: bool = False
     numerics: str | None = None
     """Revisions of the builds that trained it, such as "cuda-2" (see `uat.numerics`); None: unknown."""
+
+    def advance(self, *, validate_every: int, epochs: int) -> None:
+        """An epoch of the phase is done. It is validated at intervals, and if it is the last."""
+        self.epoch, self.total = self.epoch + 1, self.total + 1
+        self.settled = self.epoch % validate_every == 0 or self.epoch == epochs
 
     def begin(self, phase: int) -> None:
         """A phase starts; if it is the one that was interrupted, it goes on."""

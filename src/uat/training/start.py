@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from uat.config import RunConfig
-from uat.domains import Domain
+from uat.config import RunConfig, lookup
+from uat.domains import DOMAINS, Domain, known_as
 from uat.files import check_path
 from uat.methods import Policy
 from uat.recipes import compose, default_folder
@@ -64,4 +64,8 @@ def composed(domain: Any, about: Mapping[str, Any]) -> RunConfig:
     """The config of a domain and what was said beside it."""
     if not isinstance(domain, str | Domain):
         raise ValueError(f"config={shown(domain)} must be RunConfig, a domain, or the name of one")
+    try:
+        lookup("domain", known_as(domain)[0], DOMAINS)
+    except ValueError as error:
+        raise ValueError(f"config={shown(domain)}: {error}") from None
     return compose(domain, **about)

@@ -232,40 +232,17 @@ class Trainer:
     def _train_phase(
         self, phase: Phase, progress: ShowProgress, write: Callable[[dict[str, Any]], None]
     ) -> Iterator[None]:
-        standing, epoch, criterion = self.standing, self.epoch(phase), self.criterion(phase)
-        c = epoch.train
-        pending: list[dict[str, Any]] = []
-        waiting: list[
-            PendingValidation
-        ] = []  # validated, but their numbers are not read yet: one at most, and a new one
+        standing, epoch = self.standing, self.epoch(phase)
+        epochs, validations = epoch.train.epochs, Validations(self, phase, write)
         what = f"{self.config.method_name} on {self.config.domain_name}/{self.domain.task}"
         label = f"{what} ({epoch.rollouts.path}, {epoch.path})"
-        since = time.perf_counter()
-        with progress(label, c.epochs) as shown, contextlib.closing(epoch):
-            while standing.epoch < c.epochs and not (standing.settled and self._out_of_patience()):
-                numbers = epoch.run(standing.total, standing.epoch + 1)
-                standing.epoch, standing.total, note = standing.epoch + 1, standing.total + 1, ""
-                standing.settled = standing.epoch % c.validate_every == 0 or standing.epoch == c.epochs
-                pending.append({"epoch": standing.total, "phase": phase.name, **numbers})
-                if standing.settled:
-                    pending[-1] |= {
-                        f"validation/{name}": value for name, value in self.ranks.agreed(criterion.numbers()).items()
-                    }
-                    waiting.append(PendingValidation(standing.epoch, copy_to_host(pending), self.checkpoint.weights()))
-                    pending = []
+        with progress(label, epochs) as shown, contextlib.closing(epoch):
+            while standing.epoch < epochs and not (standing.settled and self.out_of_patience()):
+                numbers = epoch.run(standing.total, standing.epoch + 1)  # roll out, then optimize
+                standing.advance(validate_every=epoch.train.validate_every, epochs=epochs)
+                validations.add(numbers)
                 yield
-                if standing.settled:
-                    while len(waiting) > 1 or (waiting and not self._may_run_ahead(c.epochs)):
-                        validated = waiting.pop(0)
-                        rows = validated.rows()
-                        note = self._settle(rows, validated, criterion.metric)
-                        now = time.perf_counter()
-                        self.run.append("timing.jsonl", [{"epoch": rows[-1]["epoch"], "seconds": now - since}])
-                        since = now
-                        for row in rows:
-                            write(row)
-                    if not waiting:
-                        self.checkpoint.save(standing)
+                note = validations.keep_best(epochs)
                 shown.update(standing.epoch, note)
 
     def validate(self) -> dict[str, Tensor]:
@@ -293,35 +270,76 @@ class Trainer:
         parts = [total / count.clamp_min(1) for total, count in losses.values()]
         return {"loss": torch.stack(parts).sum()}
 
-    def _settle(self, rows: list[dict[str, Any]], validated: PendingValidation, metric: Metric | None) -> str:
+    def may_run_ahead(self, epochs: int) -> bool:
+        """Whether the next epochs follow whatever the last validation says, and nothing is to be saved before them."""
+        more = self.runs_ahead and self.standing.epoch < epochs
+        return more and not self.out_of_patience() and not self.checkpoint.due
+
+    def out_of_patience(self) -> bool:
+        waited = self.standing.epoch - self.standing.best_epoch
+        return self.standing.best_value is not None and waited >= self.config.train.patience
+
+
+class Validations:
+    """The epochs of a phase, and validations whose numbers the host has not read yet: one at most, and a new one."""
+
+    def __init__(self, trainer: Trainer, phase: Phase, write: Callable[[dict[str, Any]], None]) -> None:
+        self.trainer, self.phase, self.write, self.criterion = trainer, phase, write, trainer.criterion(phase)
+        self.rows: list[dict[str, Any]] = []
+        """Of epochs since the last validation."""
+        self.waiting: list[PendingValidation] = []
+        self.since = time.perf_counter()
+
+    def add(self, numbers: dict[str, Tensor]) -> None:
+        """Add the numbers of an epoch. Where one is due, validate, and begin to copy all numbers to the host."""
+        standing = self.trainer.standing
+        self.rows.append({"epoch": standing.total, "phase": self.phase.name, **numbers})
+        if standing.settled:
+            found = self.trainer.ranks.agreed(self.criterion.numbers())
+            self.rows[-1] |= {f"validation/{name}": value for name, value in found.items()}
+            weights = self.trainer.checkpoint.weights()
+            self.waiting.append(PendingValidation(standing.epoch, copy_to_host(self.rows), weights))
+            self.rows = []
+
+    def keep_best(self, epochs: int) -> str:
+        """After a validation, read numbers that have arrived and keep the best weights; save a checkpoint if nothing is
+        left to read. Return a note for the progress."""
+        trainer, note = self.trainer, ""
+        if not trainer.standing.settled:
+            return note
+        while len(self.waiting) > 1 or (self.waiting and not trainer.may_run_ahead(epochs)):
+            validated = self.waiting.pop(0)
+            rows = validated.rows()
+            note, now = self._settle(rows, validated), time.perf_counter()
+            trainer.run.append("timing.jsonl", [{"epoch": rows[-1]["epoch"], "seconds": now - self.since}])
+            self.since = now
+            for row in rows:
+                self.write(row)
+        if not self.waiting:
+            trainer.checkpoint.save(trainer.standing)
+        return note
+
+    def _settle(self, rows: list[dict[str, Any]], validated: PendingValidation) -> str:
         """Keep the weights if they are the best, log the rows of the epochs, and return a note for the progress."""
         for row in rows:
             for name, number in row.items():
                 if name.startswith(("loss/", "gradient")) and not math.isfinite(number):
                     what = "loss" if name.startswith("loss/") else "gradient"
-                    raise DivergedError(f"the {what} is not finite at epoch {row['epoch']}", self.run)
-        standing, last = self.standing, rows[-1]
+                    raise DivergedError(f"the {what} is not finite at epoch {row['epoch']}", self.trainer.run)
+        standing, checkpoint, metric = self.trainer.standing, self.trainer.checkpoint, self.criterion.metric
+        last = rows[-1]
         note = ", ".join(f"{k.removeprefix('loss/')} loss {v:.3f}" for k, v in last.items() if k.startswith("loss/"))
         if metric is None:
-            self.checkpoint.best = validated.weights
+            checkpoint.best = validated.weights
         else:
             value = last[f"validation/{metric.name}"]
             if standing.best_value is None or metric.better(value, standing.best_value):
                 standing.best_value, standing.best_epoch = value, validated.epoch
-                self.checkpoint.best = validated.weights
+                checkpoint.best = validated.weights
             when = "" if validated.epoch == standing.epoch else f" at epoch {validated.epoch}"
             note = f"{note}, validation {metric.name} {_in_words(value)}{when} (best {_in_words(standing.best_value)})"
-        self.run.append("metrics.jsonl", rows)
+        self.trainer.run.append("metrics.jsonl", rows)
         return note
-
-    def _may_run_ahead(self, epochs: int) -> bool:
-        """Whether the next epochs follow whatever the last validation says, and nothing is to be saved before them."""
-        more = self.runs_ahead and self.standing.epoch < epochs
-        return more and not self._out_of_patience() and not self.checkpoint.due
-
-    def _out_of_patience(self) -> bool:
-        waited = self.standing.epoch - self.standing.best_epoch
-        return self.standing.best_value is not None and waited >= self.config.train.patience
 
 
 def _in_words(value: float | None) -> str:

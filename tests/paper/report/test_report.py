@@ -65,7 +65,7 @@ TWO_SEEDS = (
 )
 
 
-def test_bars_reach_to_the_interval_and_where_there_is_none_as_far_as_seeds_deviate() -> None:
+def test_error_bars_show_the_interval_or_else_the_deviation_over_seeds() -> None:
     sure = Number(mean=0.5, std=0.01, seeds=(0, 1), n=4, low=0.25, high=1.0)
     assert reach([sure, Number(mean=0.5, std=0.01, seeds=(0, 1), n=4), None]) == [[0.25, 0.01, 0.0], [0.5, 0.01, 0.0]]
 
@@ -73,7 +73,7 @@ def test_bars_reach_to_the_interval_and_where_there_is_none_as_far_as_seeds_devi
 @pytest.mark.parametrize(
     ("value", "said"), [(0.0126, "+0.013"), (-0.0126, "−0.013"), (-0.0004, "0.000"), (0.0, "0.000"), (None, "")]
 )
-def test_a_difference_of_nothing_has_no_sign(value: float | None, said: str) -> None:
+def test_a_difference_that_rounds_to_zero_has_no_sign(value: float | None, said: str) -> None:
     assert signed(value) == said
 
 
@@ -147,7 +147,7 @@ def test_a_users_data_go_before_the_embedded_ones() -> None:
 
 
 @pytest.mark.parametrize(("p", "said"), [(0.4, "None of these 1"), (0.01, "1 of these 1")])
-def test_the_table_of_pairs_says_in_words_whether_anybody_differs(p: float, said: str) -> None:
+def test_the_table_of_pairs_counts_significant_differences(p: float, said: str) -> None:
     place = {"domain": "darkroom", "task": "gradual", "setting": "default", "metric": "accuracy", "n": 8, "seeds": [0]}
     bounds = {"difference": 0.5, "low": -0.1, "high": 1.1, "p": p / 2, "p_holm": p}
     table = pairs_table(
@@ -186,7 +186,7 @@ def test_methods_are_held_against_vanilla_and_equal_weight() -> None:
     assert rivals_table(rows_of(*TWO_SEEDS), "darkroom", bool) is None
 
 
-def test_what_was_not_measured_has_no_table() -> None:
+def test_missing_measurements_have_no_table() -> None:
     rows = rows_of(*TWO_SEEDS)
     assert [table(rows) for table in (efficiency_table, kinetics_table, sensitivity_table)] == [None] * 3
 
@@ -224,7 +224,7 @@ def results(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_page_needs_nothing_else_and_names_what_is_missing(results: Path, capsys: Captured) -> None:
+def test_the_page_is_self_contained_and_lists_missing_measurements(results: Path, capsys: Captured) -> None:
     pytest.importorskip("matplotlib")
     code, out, err = call(capsys, plain_main, str(results), "--json")
     assert code == 0

@@ -79,7 +79,7 @@ def test_sweeps_hold_the_values_of_the_paper_and_their_defaults_are_the_recipe()
     assert noise == {0.0, 0.5, 1.0, 2.0, 5.0}
 
 
-def test_what_shares_a_training_is_one_job_and_seeds_are_apart_where_asked() -> None:
+def test_cells_that_share_a_training_are_one_job_and_seeds_can_be_separate() -> None:
     cells = STUDIES["main"].cells("smoke", [0, 1], Filter(domains=("sepsis",), methods=("vanilla", "tent", "cotta")))
     together, apart = jobs(cells, seeds_together=True), jobs(cells, seeds_together=False)
     assert [len(job.cells) for job in together] == [6]
@@ -177,7 +177,7 @@ def test_pairs_are_named_alike_whichever_seeds_are_there(tmp_path: Path) -> None
     assert named == [{("uat", "vanilla")}] * 2
 
 
-def test_a_probe_waits_for_both_methods_and_keeps_what_it_has_seen(tmp_path: Path) -> None:
+def test_a_probe_waits_for_both_methods_and_keeps_its_trace(tmp_path: Path) -> None:
     """A probe without all of its methods is no failure, and a smaller selection keeps the trace of a larger one."""
     whole = {"study": "mechanism", "methods": (), "seeds": (0, 1)}
     assert reproduce(tiny(tmp_path, **{**whole, "methods": ("uat",)})).failed == {}
@@ -193,7 +193,7 @@ def test_a_probe_waits_for_both_methods_and_keeps_what_it_has_seen(tmp_path: Pat
         assert now.runs == trace.runs
 
 
-def test_what_methods_cost_is_measured_on_every_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_costs_of_methods_are_measured_on_every_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     about = {"domain": "darkroom", "batch": 4, "metric": "step_ms"}
 
     def measured(method: str, preset: str, device: str | None) -> list[dict[str, Any]]:
@@ -214,7 +214,7 @@ def test_costs_measured_in_a_process_of_their_own_are_the_same_metrics() -> None
     assert all(row["value"] > 0 and row["method"] == "vanilla" for row in rows)
 
 
-def test_a_failure_is_told_kept_and_tried_again_and_stops_nobody(
+def test_a_failure_is_reported_and_retried_and_does_not_stop_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     whole, failures = work.evaluate, [1]
@@ -236,7 +236,7 @@ def test_a_failure_is_told_kept_and_tried_again_and_stops_nobody(
     assert reproduce(options).failed == {}
 
 
-def test_a_failure_is_tried_again_at_once_where_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_retried_immediately_with_the_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, attempts = work.evaluate, []
 
     def fails_first(run: Any, **how: Any) -> Any:
@@ -257,7 +257,7 @@ def test_references_are_played_once_for_each_task(tmp_path: Path) -> None:
     assert len(references(cells, set())) == 2
 
 
-def test_progress_is_told_for_the_grid_and_for_each_worker(tmp_path: Path, capsys: Captured) -> None:
+def test_progress_is_reported_for_the_study_and_for_each_worker(tmp_path: Path, capsys: Captured) -> None:
     board = Board(4, every_seconds=0.0)
     (tmp_path / "0.json").write_text(json.dumps({"name": "darkroom", "epoch": 3, "total": 9, "note": "loss 0.1"}))
     (tmp_path / "1.json").write_text('{"name": "half')
@@ -374,7 +374,7 @@ def test_studies_are_listed(capsys: Captured) -> None:
     assert [row["study"] for row in json.loads(out)] == list(STUDIES)
 
 
-def test_pairs_are_of_the_domains_first_metric_whatever_the_files_say_first() -> None:
+def test_pairs_use_the_domains_first_metric() -> None:
     place = ("markets", "joint", "default", "test", 3)
     episodes = {0: {"cagr": torch.ones(3), "sharpe": torch.tensor([1.0, 2.0, 4.0])}}
     groups = [

@@ -48,7 +48,7 @@ def attention_maps(policy: Policy, batch: Batch) -> Tensor:
     the sum over its tokens.
     """
     alpha = policy.eval().trace(batch).attention_LBHTT
-    per_step, steps = getattr(policy, "tokens_per_step", 1), batch.valid.shape[1]
+    per_step, steps = policy.tokens_per_step, batch.valid.shape[1]
     missing = per_step * steps - alpha.shape[-1]  # the first step lacks the action before it
     alpha = torch.nn.functional.pad(alpha, (missing, 0, missing, 0))
     return alpha[..., per_step - 1 :: per_step, :].unflatten(-1, (steps, per_step)).sum(-1)

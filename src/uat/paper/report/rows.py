@@ -23,7 +23,7 @@ from uat.paper.studies.probes import PROBES, Trace, read_trace
 from uat.recipes import recipe
 
 DAGGER = "†"
-"""Marks numbers of runs that a build with a known flaw trained."""
+"""Mark of numbers from builds with a known flaw."""
 Row = Mapping[str, Any]
 Key = tuple[str, str, str, str, str]
 """Domain, task, setting, method and metric."""
@@ -45,7 +45,7 @@ class Number:
     gap: float | None = None
     """Share of the gap between Vanilla and the filter that is closed."""
     flawed: bool = False
-    """Whether a build with a known flaw trained some of the seeds."""
+    """Whether some of the seeds were trained by a build with a known flaw."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ class Rows:
 
     @cached_property
     def flawed(self) -> set[Key]:
-        """Metrics some of whose seeds were trained by a build with a known flaw."""
+        """Metrics with seeds that were trained by a build with a known flaw."""
         return {
             (row["domain"], row["task"], row["setting"], row["method"], row["metric"])
             for row in self.scores
@@ -108,7 +108,7 @@ class Rows:
         }
 
     def flaw_notes(self, domain: str | None = None) -> str:
-        """Sentences that explain the mark of flawed numbers: of all, or of a domain under its recipe."""
+        """Sentences that explain the mark of flawed numbers, for all rows or for a domain under its recipe."""
         places = [None] if domain is None else [(domain, self.usual_setting(domain))]
         rows = [row for row in self.scores if None in places or (row["domain"], row["setting"]) in places]
         own = {row["run"] for row in rows if row["run"]}

@@ -23,8 +23,9 @@ import torch
 
 from uat.config import RunConfig
 from uat.engines.rollout import RolloutRunner
+from uat.manifest import manifest
 from uat.recipes import recipe
-from uat.runs import Run, manifest
+from uat.runs import Run
 from uat.threads import cpu_threads, thread_count
 from uat.training.surroundings import pick_device, precision, seeded
 from uat.training.trainer import Trainer, build_policy

@@ -31,7 +31,7 @@ PAIR_KEY = ("domain", "task", "setting", "metric", "method", "other")
 TIMING_KEY = ("method", "device", "metric")
 
 FLAWED = "flawed.json"
-"""Lists runs from before there were revisions of numerics whose build had a known flaw: its name -> what, and runs."""
+"""File that lists flawed runs without a numerics revision: name of the flaw -> its description, and the runs."""
 
 KINDS: dict[str, Columns] = {"scores": SCORES, "intervals": INTERVALS, "pairs": PAIRS}
 """Kinds of rows with one file per domain, and their columns."""
@@ -68,7 +68,7 @@ class Results:
         return [row for file in files for row in read(file, KINDS[kind])]
 
     def flaws(self) -> dict[str, str]:
-        """Run -> the known flaw of the build that trained it, of the runs whose rows are here."""
+        """Run -> known flaw of the build that trained it, for the runs with rows in this folder."""
         listed, flaws = self.listed_flaws(), {}
         for row in self.read("scores"):
             if flaw := flaw_of_run(row["run"], row.get("numerics", ""), listed):
@@ -76,7 +76,7 @@ class Results:
         return flaws
 
     def listed_flaws(self) -> dict[str, str]:
-        """Run -> known flaw, of the runs in the folder's list."""
+        """Run -> known flaw, for the runs in the folder's list."""
         file = self.path / FLAWED
         listed: dict[str, str] = {}
         for name, entry in (read_json(file) if file.exists() else {}).items():
@@ -91,7 +91,7 @@ class Results:
 
 
 def flaw_of_run(run: str, numerics: str, listed: Mapping[str, str]) -> str | None:
-    """The known flaw of the build that trained a run; without a revision, what the list says."""
+    """The known flaw of the build that trained a run, from its numerics revision or else from the list; or None."""
     if not run:
         return None  # a reference is not trained
     return flaw_of(numerics) if numerics else listed.get(run)

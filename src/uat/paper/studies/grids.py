@@ -17,12 +17,17 @@ class Study:
 
     summary: str
     sweeps: tuple[Sweep, ...] = ()
+    anywhere: Callable[[str], bool] | None = None
+    """Which methods the study trains in a domain that is not one of the paper's, where a user names such a domain."""
     timed: bool = False
     """Whether the study measures speed and memory, with nothing else running."""
 
     def cells(self, preset: str, seeds: Sequence[int] = (), chosen: Filter | None = None) -> list[Cell]:
         wanted = seeds or SEEDS[preset]
-        return merged(cell for sweep in self.sweeps for cell in sweep.cells(preset, wanted, chosen or Filter()))
+        chosen = chosen or Filter()
+        named = [domain for domain in chosen.domains if domain not in DOMAINS.own] if self.anywhere else []
+        sweeps = [*self.sweeps, *(Sweep(domain=domain, methods=self.anywhere or is_main_method) for domain in named)]
+        return merged(cell for sweep in sweeps for cell in sweep.cells(preset, wanted, chosen))
 
     def missing(self) -> list[str]:
         """Reasons why this version cannot run some of the sweeps."""
@@ -75,10 +80,12 @@ STUDIES: dict[str, Study] = {
     "main": Study(
         summary="every method in its domains, compared with the Bayes filter and the published numbers",
         sweeps=tuple(Sweep(domain=domain, methods=is_main_method) for domain in DOMAINS.own),
+        anywhere=is_main_method,
     ),
     "ablation": Study(
         summary="UAT without each of its parts, in all domains",
         sweeps=tuple(Sweep(domain=domain, methods=of_family("uat")) for domain in DOMAINS.own),
+        anywhere=of_family("uat"),
     ),
     "boundary": Study(
         summary="UAT and Vanilla trained with feedback that is noisy, late, false or absent",
@@ -125,6 +132,7 @@ STUDIES: dict[str, Study] = {
     "diagnostics": Study(
         summary="the trainings of main, by their other metrics",
         sweeps=tuple(Sweep(domain=domain, methods=is_main_method) for domain in DOMAINS.own),
+        anywhere=is_main_method,
     ),
 }
 TIMED = ("vanilla", "gtrxl", "tent", "cotta", "dt", "adt", "uat")

@@ -94,7 +94,7 @@ def measured(results: Results) -> Measured:
 
 
 def set_aside_flawed(cells: Sequence[Cell], results: Results) -> None:
-    """Move run folders that a build with a known flaw trained to `flawed`, so that they are trained again."""
+    """Move run folders from builds with a known flaw to the folder `flawed`, so that they are trained again."""
     listed = results.listed_flaws()
     for cell in cells:
         folder = cell.folder(results.runs)
@@ -108,7 +108,7 @@ def set_aside_flawed(cells: Sequence[Cell], results: Results) -> None:
                 raise FileError(f"{folder} should be set aside as {place}, which exists: remove one of them")
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(folder, place)
-            say(f"{folder} is trained again, and set aside as {place}: {flaw}")
+            say(f"{folder} will be trained again; the old folder was moved to {place}: {flaw}")
 
 
 def is_done(cell: Cell, results: Results, existing: Measured) -> bool:
