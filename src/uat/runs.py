@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,6 +47,8 @@ from uat.tensor_files import RunError, copied, first_not_finite, read_tensors, w
 
 PREPARED = frozenset({"config.json", "manifest.json", "tensorboard", lock.FILE})
 """What a folder holds before its training has left anything: it may still become another run's."""
+
+LOGS = frozenset({"metrics.jsonl", "timing.jsonl"})
 
 COLUMNS = {"metrics.jsonl": EPOCHS, "timing.jsonl": SECONDS, "scores.jsonl": SCORES}
 
@@ -100,20 +103,23 @@ class Run:
         """Train in this folder inside: nobody else does, and a failure before anything was trained leaves no folder
         that was not there."""
         new = not self.path.exists()
+        empty = new or not any(self.path.iterdir())
         with lock.locked(self.path, f"training {describe(self.config)}"):
             try:
                 yield
             except BaseException:
-                self._clear(folder_too=new)
+                self._clear(folder_too=new, board_too=empty)
                 raise
 
-    def _clear(self, *, folder_too: bool) -> None:
-        """Remove what was prepared, if nothing was trained."""
+    def _clear(self, *, folder_too: bool, board_too: bool) -> None:
+        """Remove what was prepared, if nothing was trained: no row is logged, and no checkpoint is written."""
         names = {file.name for file in self.path.iterdir()}
-        if names <= PREPARED - {"tensorboard"}:
-            for name in sorted(names):
+        empty = {name for name in names & LOGS if not self.file(name).stat().st_size}
+        if names - empty <= (PREPARED if board_too else PREPARED - {"tensorboard"}):
+            shutil.rmtree(self.file("tensorboard"), ignore_errors=True)
+            for name in sorted(names - {"tensorboard"}):
                 self.file(name).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # somebody else has come meanwhile
+            with contextlib.suppress(OSError):  # another process has written here meanwhile
                 if folder_too:
                     self.path.rmdir()
 
