@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,6 +47,8 @@ from uat.tensor_files import RunError, copied, first_not_finite, read_tensors, w
 
 PREPARED = frozenset({"config.json", "manifest.json", "tensorboard", lock.FILE})
 """Files of a folder whose training has written nothing yet; another run may still take such a folder."""
+
+LOGS = frozenset({"metrics.jsonl", "timing.jsonl"})
 
 COLUMNS = {"metrics.jsonl": EPOCHS, "timing.jsonl": SECONDS, "scores.jsonl": SCORES}
 
@@ -99,21 +102,24 @@ class Run:
     def training(self) -> Iterator[None]:
         """Lock the folder during a training.
 
-        If it fails before it has written anything, remove the prepared files, and the folder if it is new.
+        If the training fails before it has written anything, remove the prepared files, and the folder if it is new.
         """
         new = not self.path.exists()
+        empty = new or not any(self.path.iterdir())
         with lock.locked(self.path, f"training {describe(self.config)}"):
             try:
                 yield
             except BaseException:
-                self._clear(folder_too=new)
+                self._clear(folder_too=new, board_too=empty)
                 raise
 
-    def _clear(self, *, folder_too: bool) -> None:
-        """Remove the prepared files if the training has written nothing."""
+    def _clear(self, *, folder_too: bool, board_too: bool) -> None:
+        """Remove the prepared files if the training has logged no row and written no checkpoint."""
         names = {file.name for file in self.path.iterdir()}
-        if names <= PREPARED - {"tensorboard"}:
-            for name in sorted(names):
+        empty = {name for name in names & LOGS if not self.file(name).stat().st_size}
+        if names - empty <= (PREPARED if board_too else PREPARED - {"tensorboard"}):
+            shutil.rmtree(self.file("tensorboard"), ignore_errors=True)
+            for name in sorted(names - {"tensorboard"}):
                 self.file(name).unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # another process uses the folder by now
                 if folder_too:
