@@ -54,7 +54,7 @@ class Coin(uat.Simulator[torch.Tensor]):
         never = torch.zeros_like(world, dtype=torch.bool)
         return uat.Transition(world, world[:, None].float(), (action == world).float(), never)
 
-    def expert(self, world: torch.Tensor) -> torch.Tensor:
+    def expert(self, world: torch.Tensor) -> torch.Tensor | None:
         return world
 
 
@@ -85,6 +85,34 @@ def test_a_domain_without_a_recipe_trains_and_is_scored_and_a_second_cell_says_w
     one_sentence(c.value)
     more = uat.train(Coins(), run.path, method="vanilla", preset="smoke", device="cpu", resume=True)
     assert more.rows("metrics.jsonl") == run.rows("metrics.jsonl")
+
+
+class Hidden(Coin):
+    """Has no expert."""
+
+    def expert(self, world: torch.Tensor) -> None:
+        return None
+
+
+class HiddenCoins(Coins):
+    """Nothing says what the right side is."""
+
+    def simulator(self, split: Any, device: torch.device | str) -> Coin:
+        return Hidden()
+
+
+@pytest.mark.parametrize("there_before", [False, True])
+def test_imitation_without_an_expert_is_refused_and_the_folder_may_be_used_again(
+    there_before: bool, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    if there_before:
+        folder.mkdir()
+    with pytest.raises(ValueError, match="imitation needs an expert's actions") as caught:
+        uat.train(HiddenCoins(), folder, method="vanilla", preset="smoke", device="cpu")
+    one_sentence(caught.value)
+    assert folder.exists() == there_before
+    uat.train(Coins(), folder, method="vanilla", preset="smoke", device="cpu")
 
 
 def test_one_stream_takes_its_reward_as_a_number() -> None:

@@ -1,1 +1,1 @@
-"""Architecture: what methods are built of. No decisions about learning."""
+"""Building blocks of the methods: architecture only, nothing about learning."""

@@ -1,15 +1,15 @@
-"""Causal attention whose projections feedback may change (paper, section "Feedback Conditioned Attention").
+"""Causal attention whose projections depend on feedback (paper, section "Feedback Conditioned Attention").
 
   q_t = W_Q x_t + ρ_t ⊙ (W_Q^u x_t) + U_Q ρ_t
   k_j = W_K x_j + g_j ⊙ (W_K^u x_j) + U_K g_j
   v_j = W_V x_j + g_j ⊙ (W_V^u x_j) + U_V g_j
   h_t = Σ_{j≤t} softmax_j(⟨q_t, k_j⟩ / √E) v_j          per head
 
-Without gates it is plain causal attention; with gates that are zero it is the same, to the last bit. Ablations lack
-some of the W^u and U: what these would add is zero. With rotary positions q_t and k_j are turned once they are whole
-(`uat.nn.positions`), and with a window of `context` steps the sum starts at the window's first step, in every layer.
+Without gates this is plain causal attention; gates of zero give the same result to the last bit. Ablations remove some
+of the W^u and U, whose terms are then zero. With rotary positions, the complete q_t and k_j are rotated
+(`uat.nn.positions`). With a window of `context` steps, the sum of every layer starts at the window's first step.
 Shapes: B batch, T time (tokens), D width, H heads, E head size, S cached steps, W tokens of a window, C chunks of an
-episode that are as long. Heads lie side by side in D.
+episode, each of a window's length. Heads are concatenated along D.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Parts(NamedTuple):
 class UtilityAffine(nn.Module):
     """W x + gate ⊙ (W^u x) + U gate for queries, keys and values.
 
-    All W and W^u lie in one parameter: rows of Q, K, V, then of their utility twins. The base rows are
-    multiplied on their own, exactly as without utility, so that zero gates change no bit.
-    utility: the channels that feedback has; True: all, False: none.
+    One parameter holds all W and W^u: rows of Q, K, V, then of their utility twins. The base rows have a product of
+    their own, exactly as without utility, so that zero gates change no bit.
+    utility: the channels of feedback; True: all, False: none.
     """
 
     def __init__(self, d_model: int, num_heads: int, *, utility: Channels | bool) -> None:
@@ -56,11 +56,11 @@ class UtilityAffine(nn.Module):
         self.weight = nn.Parameter(torch.empty((3 + twins) * d_model, d_model))
         nn.init.uniform_(self.weight[: 3 * d_model], -(d_model**-0.5), d_model**-0.5)
         nn.init.normal_(self.weight[3 * d_model :], std=0.1)
-        zeros = torch.zeros(twins, num_heads, d_head, d_head)  # U_Q, U_K, U_V, or those of them that there are
+        zeros = torch.zeros(twins, num_heads, d_head, d_head)  # U_Q, U_K, U_V, or the existing ones
         self.bias_3HEE = nn.Parameter(zeros) if twins and channels.offsets else None
 
     def forward(self, x: Tensor, rho: Tensor | None = None, g: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k, v of shape (..., D) for x of shape (..., D)."""
+        """Return q, k and v, each (..., D), for x of shape (..., D)."""
         if rho is None or g is None:
             q, k, v = F.linear(x, self.base_weight).chunk(3, dim=-1)
             return q, k, v
@@ -68,14 +68,14 @@ class UtilityAffine(nn.Module):
         return q.total(), k.total(), v.total()
 
     def parts(self, x: Tensor, rho: Tensor, g: Tensor) -> tuple[Parts, Parts, Parts]:
-        """The summands of q, k and v, kept apart; zeros where a channel is missing."""
+        """Return the separate summands of q, k and v; zeros for missing channels."""
         base = F.linear(x, self.base_weight).chunk(3, dim=-1)
         twins = F.linear(x, self.twin_weight).chunk(len(self.modulated), dim=-1)
         twin, offset = dict(zip(self.modulated, twins, strict=True)), self._offsets(rho, g)
 
         def parts(name: str, base: Tensor, gate: Tensor) -> Parts:
-            modulated = gate * twin[name] if name in twin else _nothing(x)
-            return Parts(base, modulated, offset[name] if name in offset else _nothing(x))
+            modulated = gate * twin[name] if name in twin else _zeros(x)
+            return Parts(base, modulated, offset[name] if name in offset else _zeros(x))
 
         return parts("q", base[0], rho), parts("k", base[1], g), parts("v", base[2], g)
 
@@ -86,35 +86,35 @@ class UtilityAffine(nn.Module):
 
     @property
     def twin_weight(self) -> Tensor:
-        """W_Q^u, W_K^u, W_V^u, or those of them that there are, as one (3D, D)."""
+        """W_Q^u, W_K^u, W_V^u, or the existing ones, as one (up to 3D, D)."""
         return self.weight[3 * self.weight.shape[1] :]
 
     def _offsets(self, rho: Tensor, g: Tensor) -> dict[str, Tensor]:
-        """U gate of each projection that has one."""
-        found: dict[str, Tensor] = {}
+        """Return U gate of each projection that has one."""
+        offsets: dict[str, Tensor] = {}
         if self.bias_3HEE is not None and "q" in self.modulated:
-            found["q"] = self._offset(rho, self.bias_3HEE[:1])[0]
+            offsets["q"] = self._offset(rho, self.bias_3HEE[:1])[0]
         if self.bias_3HEE is not None and "k" in self.modulated:
-            found["k"], found["v"] = self._offset(g, self.bias_3HEE[-2:])
-        return found
+            offsets["k"], offsets["v"] = self._offset(g, self.bias_3HEE[-2:])
+        return offsets
 
     def _offset(self, gate: Tensor, bias_KHEE: Tensor) -> Tensor:
-        """U gate inside each head, for each of the K matrices: (K, ..., D)."""
+        """Return U gate within each head, for each of the K matrices: (K, ..., D)."""
         gate_HNE = gate.reshape(-1, self.num_heads, gate.shape[-1] // self.num_heads).transpose(0, 1)
         offset_KHNE = gate_HNE @ bias_KHEE.mT
         return offset_KHNE.transpose(1, 2).reshape(-1, *gate.shape)
 
 
-def _nothing(x: Tensor) -> Tensor:
-    """Zeros of the same shape, that take no room."""
+def _zeros(x: Tensor) -> Tensor:
+    """Zeros of the shape of x, expanded from one number to save memory."""
     return x.new_zeros(()).expand_as(x)
 
 
 def attend_to_slots(q_BHRE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, visible_BS: Tensor | None) -> Tensor:
-    """Attention (B, H, R, E) of the few queries R of a step to the slots that they may see, all if None.
+    """Return the attention (B, H, R, E) of a step's few queries over the visible slots; None: all slots are visible.
 
-    For one query on a CPU, plain products take a third of the time of torch's own attention. In types narrower than
-    float32 they would round more, so those take torch's.
+    For one query on a CPU, plain products take a third of the time of torch's attention. Types narrower than float32
+    use torch's, since plain products would round more.
     """
     rows = q_BHRE.shape[2]
     mask_B1RS = None if visible_BS is None else visible_BS[:, None, None].expand(-1, -1, rows, -1)
@@ -127,15 +127,15 @@ def attend_to_slots(q_BHRE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, visible_BS: 
 
 
 class Geometry(NamedTuple):
-    """What a pass over whole episodes needs to know of its tokens' places; as it stands, plain causal attention."""
+    """Positions and window of the tokens in a pass over whole episodes; the default is plain causal attention."""
 
     rotation: Rotation | None = None
     context: int | None = None
-    """Steps that a step sees, itself included; None: all that came before."""
+    """Steps that a step attends to, itself included; None: all steps so far."""
     tokens_per_step: int = 1
 
     def turn(self, x: Tensor) -> Tensor:
-        """Queries or keys (..., T, E), turned if positions are rotary."""
+        """Return the queries or keys (..., T, E), rotated if positions are rotary."""
         return x if self.rotation is None else self.rotation.turn(x)
 
     def expired(self, tokens: int, device: torch.device | str) -> Tensor:
@@ -150,8 +150,10 @@ class Geometry(NamedTuple):
         return ~(future_TT | self.expired(tokens, device))
 
     def attend(self, q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor, dropout: float = 0.0) -> Tensor:
-        """Softmax attention (B, H, T, E) of turned queries to turned keys. Where an episode is longer than the window,
-        time and memory grow with T W, not with T²."""
+        """Return the softmax attention (B, H, T, E) of rotated queries and keys.
+
+        For episodes longer than the window, time and memory grow with T W instead of T².
+        """
         tokens = q_BHTE.shape[-2]
         if self.context is None or tokens <= (width := self.context * self.tokens_per_step):
             return F.scaled_dot_product_attention(q_BHTE, k_BHTE, v_BHTE, is_causal=True, dropout_p=dropout)
@@ -168,19 +170,19 @@ CAUSAL = Geometry()
 
 
 def _chunked(x_BHTE: Tensor, chunks: int, width: int) -> Tensor:
-    """(C, BH, W, E): the episode in parts as long as the window, the last one padded."""
+    """Split the episode into chunks of the window's length, (C, BH, W, E), with the last one padded."""
     padded = F.pad(x_BHTE, (0, 0, 0, chunks * width - x_BHTE.shape[-2]))
     return padded.unflatten(2, (chunks, width)).permute(2, 0, 1, 3, 4).flatten(1, 2)
 
 
 def _with_previous(x_CXWE: Tensor) -> Tensor:
-    """(C, BH, 2W, E): each chunk after the one before it."""
+    """Prepend to each chunk the chunk before it: (C, BH, 2W, E)."""
     before = torch.cat([torch.zeros_like(x_CXWE[:1]), x_CXWE[:-1]])
     return torch.cat([before, x_CXWE], dim=2)
 
 
 class Attention(nn.Module):
-    """Multi-head causal attention over utility-affine projections, and its cached step."""
+    """Multi-head causal attention over utility-affine projections, with a cached step."""
 
     def __init__(self, d_model: int, num_heads: int, *, dropout: float, utility: Channels | bool) -> None:
         super().__init__()
@@ -213,10 +215,11 @@ class Attention(nn.Module):
         return self.out(attend_to_slots(q_BH1E, k_BHSE, v_BHSE, window.visible_BS).flatten(1))
 
     def logit_terms(self, x_BTD: Tensor, rho_BTD: Tensor, g_BTD: Tensor, geometry: Geometry = CAUSAL) -> Tensor:
-        """⟨q_t, k_j⟩ / √E term by term: (3, 3, B, H, T, T), query part by key part, in the order of `Parts`.
+        """Return ⟨q_t, k_j⟩ / √E term by term: (3, 3, B, H, T, T), query part by key part, in the order of `Parts`.
 
-        Entry [0, 0] is the observation-only logit; the rest is what feedback adds ("modulation"). Turning is linear, so
-        every part turns on its own. Keys in the future or before the window have terms too.
+        Entry [0, 0] is the logit from observations alone; the other entries are what feedback adds ("modulation").
+        Rotation is linear, so each part can be rotated separately. Keys in the future or before the window have terms
+        too.
         """
         q, k, _ = self.project.parts(x_BTD, rho_BTD, g_BTD)
         q_3BHTE, k_3BHTE = (geometry.turn(self._split(torch.stack(parts)).transpose(-2, -3)) for parts in (q, k))
@@ -225,7 +228,7 @@ class Attention(nn.Module):
     def logit_split(
         self, x_BTD: Tensor, rho_BTD: Tensor | None, g_BTD: Tensor | None, geometry: Geometry = CAUSAL
     ) -> tuple[Tensor, Tensor]:
-        """Split the logits into the parts of observations and of feedback: two (B, H, T, T), whose sum they are."""
+        """Split the logits into a part from observations and a part from feedback, both (B, H, T, T)."""
         if rho_BTD is None or g_BTD is None:
             q, k = (geometry.turn(self._split(y).transpose(-2, -3)) for y in self.project(x_BTD)[:2])
             base_BHTT = q @ k.mT / q.shape[-1] ** 0.5

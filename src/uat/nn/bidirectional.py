@@ -1,12 +1,12 @@
-"""A Transformer that looks both ways, as BERT does: every token sees every other one.
+"""Bidirectional Transformer, as in BERT: every token attends to every other one.
 
   y = LN(x + attention(x))
-  x = LN(y + W_2 GELU(W_1 y))          post-norm: the residual sum itself is normalised
+  x = LN(y + W_2 GELU(W_1 y))          post-norm: the residual sum is normalised
 
-A token that comes later changes what all others have become, so that no layer's result can be kept from step to step;
-but the first layer's keys and values depend on their own token alone. Whoever asks for one token needs one query in the
-last layer.
-Shapes: B batch, S tokens, Q tokens that ask, D width, H heads, E head size.
+A new token changes the representations of all others, so results of layers cannot be cached from step to step. Only the
+first layer's keys and values depend on their own token alone. A caller that needs one token needs one query in the last
+layer.
+Shapes: B batch, S tokens, Q queries, F keys and values side by side, D width, H heads, E head size.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class BidirectionalBlock(nn.Module):
         self.num_heads, self.dropout = config.num_heads, config.dropout
 
     def forward(self, x_BQD: Tensor, kv_BSF: Tensor, visible_BS: Tensor | None) -> Tensor:
-        """These tokens after the block, given the keys and values of all; what is not visible counts for nothing."""
+        """Apply the block to the tokens x, which attend to the visible keys and values."""
         q_BHQE = self._split(self.query(x_BQD))
         k_BHSE, v_BHSE = (self._split(part) for part in kv_BSF.chunk(2, dim=-1))
         mask_B11S = None if visible_BS is None else visible_BS[:, None, None]
@@ -47,20 +47,20 @@ class BidirectionalBlock(nn.Module):
 
 
 class BidirectionalTransformer(nn.Module):
-    """Blocks over tokens that come embedded."""
+    """A stack of blocks over tokens that the caller has embedded."""
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(BidirectionalBlock(config) for _ in range(config.num_layers))
 
     def keys_values(self, x: Tensor) -> Tensor:
-        """Keys and values (..., 2D) of the first layer: each token's own, whatever the others are."""
+        """Return keys and values (..., 2D) of the first layer; each token's depend on that token alone."""
         return self._layers()[0].key_value(x)
 
     def forward(
         self, x_BSD: Tensor, kv_BSF: Tensor, *, visible_BS: Tensor | None = None, asked_B: Tensor | None = None
     ) -> Tensor:
-        """All tokens (B, S, D) after the last layer; if one of each row is asked for, that one alone (B, D)."""
+        """Return all tokens after the last layer, (B, S, D), or with `asked_B` only the token at that index, (B, D)."""
         layers = self._layers()
         for block, following in pairwise(layers):
             x_BSD = block(x_BSD, kv_BSF, visible_BS)

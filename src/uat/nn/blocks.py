@@ -1,4 +1,4 @@
-"""The Transformer block and the stack of them that Vanilla and UAT share.
+"""The Transformer block, and the backbone that Vanilla and UAT share.
 
 Shapes: B batch, T time, D width, L layers.
 """
@@ -23,7 +23,7 @@ from uat.spec import Spec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BackboneConfig:
-    """What every Transformer has, whatever its positions are."""
+    """Sizes and dropout of a Transformer, whatever its positions are."""
 
     d_model: Width = 64
     """Width of the residual stream."""
@@ -45,14 +45,14 @@ class BackboneConfig:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransformerConfig(BackboneConfig):
     positions: PositionKind = "learned"
-    """How attention knows positions: a learned table row per position (the paper's), rotary angles between queries and
-    keys (relative distances, no last position), or none."""
+    """Encoding of positions: a learned table (as in the paper), rotary angles (which encode distances and have no last
+    position), or none."""
     context: Steps | None = None
-    """Steps that a step attends to in every layer, itself included; unset: all steps of the episode so far."""
+    """Steps that each step attends to in every layer, itself included; unset: all steps of the episode so far."""
     max_positions: Steps | None = None
     """Rows of the learned position table; unset: the horizon + 1."""
     past_table: Literal["refuse", "clamp"] = "refuse"
-    """What to do past the last learned position: refuse, or reuse the last row."""
+    """Behaviour past the last learned position: refuse, or reuse the last row."""
 
     def __post_init__(self) -> None:
         BackboneConfig.__post_init__(self)
@@ -68,7 +68,7 @@ class TransformerConfig(BackboneConfig):
             )
         if self.positions == "rotary" and (d_head := self.d_model // self.num_heads) % 2:
             raise ValueError(
-                f"positions='rotary' turns pairs of numbers, and a head of d_model={self.d_model} with "
+                f"positions='rotary' rotates pairs of numbers, and a head of d_model={self.d_model} with "
                 f"num_heads={self.num_heads} has {d_head}: choose sizes whose quotient is even"
             )
 
@@ -80,7 +80,7 @@ class Trace:
     attention_LBHTT: Tensor
     gates: Gates | None
     input_LBTD: Tensor | None = None
-    """What each layer's attention projects; None where attention is of another kind."""
+    """Input of each layer's attention; None for other kinds of attention."""
 
 
 def _table_rows(spec: Spec, config: TransformerConfig) -> int:
@@ -101,7 +101,7 @@ class FeedForward(nn.Sequential):
 
 
 class Block(nn.Module):
-    """Pre-norm: attention, residual, feed-forward, residual."""
+    """Pre-norm block: attention, residual sum, feed-forward network, residual sum."""
 
     def __init__(self, config: TransformerConfig, *, utility: Channels | bool) -> None:
         super().__init__()
@@ -132,14 +132,14 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """x = LN(W^E o + p), L blocks, a last LN. Feedback enters through the gates, or not at all.
+    """x = LN(W^E o + p), L blocks and a last LN. Feedback enters only through the gates.
 
-    `encoder`, `place` and the blocks (`attend`, `attend_step`) are apart, for methods that make other tokens. Where a
-    step is several tokens, all of them have the step's position.
+    `encoder`, `place` and the blocks (`attend`, `attend_step`) can be called separately, by methods with other tokens.
+    If a step is several tokens, all of them have the step's position.
     """
 
     positions: nn.Parameter
-    """(S, D), only where positions are learned."""
+    """Position table (S, D); exists only if positions are learned."""
 
     def __init__(
         self, spec: Spec, config: TransformerConfig, *, utility: Channels | bool, tokens_per_step: int = 1
@@ -156,16 +156,16 @@ class Transformer(nn.Module):
         self.last_norm = nn.LayerNorm(config.d_model)
 
     def forward(self, obs_BT: Tensor, gates: Gates | None = None, start_B: Tensor | None = None) -> Tensor:
-        """All steps at once: h (B, T, D)."""
+        """Return h (B, T, D) for all steps at once."""
         return self.attend(self.embed(obs_BT, start_B), gates, start_B)
 
     def step(self, obs_B: Tensor, first_B: Tensor, cache: KVCache, gates: Gates | None = None) -> Tensor:
-        """One step of every stream: h (B, D). The cache moves on."""
+        """Return h (B, D) for one step of every stream; the cache advances."""
         cache.restart(first_B)
         return self.attend_step(self.place(self.encoder(obs_B), cache.length_B), cache, gates)
 
     def trace(self, obs_BT: Tensor, gates: Gates | None = None, start_B: Tensor | None = None) -> Trace:
-        """The forward pass again, for inspection."""
+        """Run the forward pass and return its attention maps and gates."""
         return self.trace_tokens(self.embed(obs_BT, start_B), gates, start_B)
 
     # ------------------------------------------------------------ tokens
@@ -176,7 +176,7 @@ class Transformer(nn.Module):
         return self.norm(self.encoder(obs_BT) + self.placed(obs_BT.shape[1], start_B))
 
     def placed(self, steps: int, start_B: Tensor | None = None) -> Tensor:
-        """Rows of the position table for so many steps: (T, D), or (B, T, D) if each episode has its own start."""
+        """Rows of the position table for `steps` steps: (T, D), or (B, T, D) if each episode has its own start."""
         table = self.positions.shape[0]
         position = self.step_positions(steps, start_B)
         return (
@@ -186,18 +186,18 @@ class Transformer(nn.Module):
         )
 
     def place(self, x: Tensor, position: Tensor) -> Tensor:
-        """LN(x + p), or LN(x) where positions are not learned; past the table its last row is reused."""
+        """Return LN(x + p), or LN(x) if positions are not learned. Past the end of the table, p is its last row."""
         if self.config.positions != "learned":
             return self.norm(x)
         return self.norm(x + self.positions[position.clamp_max(self.positions.shape[0] - 1)])
 
     def step_positions(self, steps: int, start_B: Tensor | None = None) -> Tensor:
-        """Positions of so many steps: (T,), or (B, T) if each episode has its own start."""
+        """Positions of `steps` steps: (T,), or (B, T) if each episode has its own start."""
         self.check_range(steps)
         return self._count(steps, start_B)
 
     def check_range(self, steps: int) -> None:
-        """Refuse episodes longer than the table of learned positions, unless its last row is to be reused."""
+        """Refuse episodes longer than the table of learned positions, unless past_table is 'clamp'."""
         if self.config.positions != "learned" or self.config.past_table == "clamp":
             return
         if steps > (table := self.positions.shape[0]):
@@ -212,26 +212,28 @@ class Transformer(nn.Module):
 
     @property
     def endless(self) -> bool:
-        """Whether a stream may go on without end: its memory is a window, and every position has a meaning."""
+        """Whether streams may be endless: the memory is a window, and every position is defined."""
         return self.config.context is not None and (
             self.config.positions != "learned" or self.config.past_table == "clamp"
         )
 
     @property
     def reach(self) -> int | None:
-        """Steps that an answer's attention depends on, the present one included, since windows of layers stack; None:
-        all of the episode. UAT's running average and DT's return so far reach further."""
+        """Steps that an output depends on through attention, the present one included; None: the whole episode.
+
+        The windows of the layers add up. UAT's running average and DT's return so far depend on earlier steps too.
+        """
         return None if self.config.context is None else self.config.num_layers * (self.config.context - 1) + 1
 
     @property
     def like(self) -> Tensor:
-        """A weight that every backbone has; what is computed is of its device and type."""
+        """A weight that every backbone has, whose device and dtype are those of the results."""
         return self.last_norm.weight
 
     # ------------------------------------------------------------ blocks
 
     def geometry(self, tokens: int, start_B: Tensor | None = None) -> Geometry:
-        """Where so many tokens stand, and what each of them may see."""
+        """Return the positions and the window of `tokens` tokens."""
         k, rotation = self.tokens_per_step, None
         if self.rotary is not None:
             position = self._count(-(-tokens // k), start_B).repeat_interleave(k, dim=-1)[..., :tokens]
@@ -239,14 +241,14 @@ class Transformer(nn.Module):
         return Geometry(rotation, self.config.context, k)
 
     def attend(self, x_BTD: Tensor, gates: Gates | None = None, start_B: Tensor | None = None) -> Tensor:
-        """Tokens through all blocks: h (B, T, D). start_B: the position of each episode's first step; unset: 0."""
+        """Pass tokens through all blocks: h (B, T, D). start_B: position of each episode's first step; unset: 0."""
         geometry = self.geometry(x_BTD.shape[1], start_B)
         for block, rho_BTD, g_BTD in self._layers(gates):
             x_BTD = block(x_BTD, rho_BTD, g_BTD, geometry)
         return self.last_norm(x_BTD)
 
     def attend_step(self, x_BD: Tensor, cache: KVCache, gates: Gates | None = None) -> Tensor:
-        """One token of every stream through all blocks: h (B, D). The cache moves on by one slot."""
+        """Pass one token of every stream through all blocks: h (B, D). The cache advances by one slot."""
         window, rotation = cache.window(), self.step_rotation(cache)
         for layer, (block, rho_BD, g_BD) in enumerate(self._layers(gates)):
             x_BD = block.step(x_BD, rho_BD, g_BD, cache, layer, window, rotation)
@@ -254,7 +256,7 @@ class Transformer(nn.Module):
         return self.last_norm(x_BD)
 
     def step_rotation(self, cache: KVCache) -> Rotation | None:
-        """By what this step's query and key (B, H, E) are turned in each stream."""
+        """Rotation of this step's queries and keys (B, H, E) in each stream; None if positions are not rotary."""
         if self.rotary is None:
             return None
         position_B = torch.div(cache.length_B, self.tokens_per_step, rounding_mode="floor")
@@ -269,10 +271,10 @@ class Transformer(nn.Module):
         return Trace(attention_LBHTT=torch.stack(maps), gates=gates, input_LBTD=torch.stack(inputs))
 
     def split_logits(self, seen: Trace) -> tuple[Tensor, Tensor]:
-        """Split the logits of a trace into the parts of observations and of feedback: two (L, B, H, T, T).
+        """Split the logits of a trace into a part from observations and a part from feedback, both (L, B, H, T, T).
 
-        Where an episode starts does not matter: rotary logits depend on distances. Keys that lie before the window of a
-        query are NaN.
+        The start of an episode does not matter, since rotary logits depend on distances. Logits of keys before the
+        window of a query are NaN.
         """
         assert seen.input_LBTD is not None
         tokens = seen.input_LBTD.shape[2]
@@ -286,7 +288,7 @@ class Transformer(nn.Module):
         return base, modulation
 
     def init_cache(self, streams: int, capacity: int) -> KVCache:
-        """Memory for so many steps in every stream, or for those of the window if these are fewer."""
+        """Return a cache for `capacity` steps in every stream, or for the window if it is shorter."""
         self.check_range(capacity)
         c, k = self.config, self.tokens_per_step
         rolls = c.context is not None and c.context < capacity

@@ -1,7 +1,7 @@
-"""Keys and values of all layers, one length per stream: the whole past, or the last steps of it.
+"""KV cache of all layers with one length per stream, for the whole past or for its last steps.
 
-Writes are in place; on a GPU shapes are static, and nothing is read back to the host. Slots past a stream's length are
-never read: tests fill them with huge numbers.
+Writes are in place. On a GPU, shapes are static and nothing is copied to the host. Slots past a stream's length are
+never read; tests fill them with huge numbers.
 Shapes: L layers, 2 (keys, values), B streams, H heads, S capacity, E head size.
 """
 
@@ -16,29 +16,29 @@ from torch import Tensor
 from uat.contracts import Memory
 
 ENDLESS = 2**62
-"""A capacity for streams without end; memories that keep a window of steps take it."""
+"""Capacity that stands for endless streams, for memories that keep a window of steps."""
 
 
 class Window(NamedTuple):
     """The slots that one step reads and writes."""
 
     slots: int
-    """The step reads the first so many slots of every stream."""
+    """Number of slots that the step reads in every stream, from the first one on."""
     visible_BS: Tensor | None
     """(B, slots) True for the slots that a stream may read; None: all of them."""
     slot: int | None = None
-    """Where the keys and values of this step go, if that is the same slot in all streams and known to the host."""
+    """Slot for the keys and values of this step, if all streams have the same one and the host knows it."""
 
 
 @dataclass(slots=True)
 class KVCache(Memory):
     kv_L2BHSE: Tensor
     length_B: Tensor
-    """Steps that each stream has seen."""
+    """Tokens that each stream has seen."""
 
     @classmethod
     def empty(cls, *, layers: int, streams: int, heads: int, capacity: int, d_head: int, like: Tensor) -> Self:
-        """Of the device and type of `like`."""
+        """Return an empty cache with the device and dtype of `like`."""
         return cls(
             kv_L2BHSE=like.new_zeros(layers, 2, streams, heads, capacity, d_head),
             length_B=torch.zeros(streams, dtype=torch.long, device=like.device),
@@ -49,11 +49,11 @@ class KVCache(Memory):
         return self.kv_L2BHSE.shape[-2]
 
     def restart(self, first_B: Tensor) -> None:
-        """Streams that start anew forget everything; the others are left alone."""
+        """Clear the streams that start an episode; leave the others unchanged."""
         self.length_B.masked_fill_(first_B, 0)
 
     def window(self) -> Window:
-        """The slots that this step reads: on a CPU, where the host reads lengths at no cost, only the filled ones."""
+        """Return the slots that this step reads: only the filled ones on a CPU, where reading lengths is free."""
         if not self.on_host():
             return Window(self.capacity, self.visible())
         shortest, longest = (int(length) for length in self.length_B.aminmax())
@@ -62,12 +62,14 @@ class KVCache(Memory):
         return Window(longest + 1, self.visible()[:, : longest + 1])
 
     def on_host(self) -> bool:
-        """Whether the host can read lengths at no cost, and there are any."""
+        """Whether the lengths are on the CPU, where reading them is free, and there is at least one stream."""
         return self.length_B.device.type == "cpu" and len(self.length_B) > 0
 
     def write(self, layer: int, k_BHE: Tensor, v_BHE: Tensor, window: Window | None = None) -> tuple[Tensor, Tensor]:
-        """Put this step's key and value into each stream's next slot. Return the layer's keys and values (B, H, S, E)
-        that lie in the window, or all."""
+        """Write this step's key and value into each stream's next slot.
+
+        Return the layer's keys and values (B, H, S, E) in the window, or all of them without a window.
+        """
         kv_2BHSE = self.kv_L2BHSE[layer]
         if window is not None and window.slot is not None:
             kv_2BHSE[0, :, :, window.slot] = k_BHE
@@ -80,11 +82,11 @@ class KVCache(Memory):
         return kv_2BHSE[0, :, :, :slots], kv_2BHSE[1, :, :, :slots]
 
     def slot(self) -> Tensor:
-        """(B,) where each stream's next step goes."""
+        """Return the index (B,) of each stream's next slot."""
         return self.length_B
 
     def visible(self) -> Tensor:
-        """(B, S) True for the slots a stream may read in this step: its past and the present."""
+        """Return (B, S), True for the slots that a stream may read in this step: its past and the present."""
         return torch.arange(self.capacity, device=self.length_B.device) <= self.length_B[:, None]
 
     def advance(self) -> None:
@@ -93,16 +95,16 @@ class KVCache(Memory):
 
 @dataclass(slots=True)
 class RollingCache(KVCache):
-    """Keeps the last S tokens of each stream: once all slots are taken, the next token goes where the oldest lay.
+    """Ring buffer of the last S tokens of each stream: when it is full, a new token replaces the oldest one.
 
-    A step may be several tokens. The window holds whole steps: as soon as a step's first token has come, no token of
-    the oldest step is visible any more.
+    A step may be several tokens. The window holds whole steps: as soon as the first token of a step is written, all
+    tokens of the oldest step are hidden.
     """
 
     tokens_per_step: int = 1
 
     def window(self) -> Window:
-        """The slots that this step reads. On a CPU a mask is made only where there is something to hide."""
+        """Return the slots that this step reads. On a CPU there is a mask only if some slots are hidden."""
         if not self.on_host():
             return Window(self.capacity, self.visible())
         shortest, longest = (int(length) for length in self.length_B.aminmax())
@@ -116,7 +118,7 @@ class RollingCache(KVCache):
         return self.length_B % self.capacity
 
     def visible(self) -> Tensor:
-        """(B, S) True for the slots a stream may read in this step: filled ones of the steps in the window."""
+        """Return (B, S), True for the slots that a stream may read: the filled slots of the steps in the window."""
         visible_BS = KVCache.visible(self)
         if self.tokens_per_step == 1:
             return visible_BS
@@ -124,5 +126,5 @@ class RollingCache(KVCache):
         return visible_BS & (self.distance() <= self.capacity - self.tokens_per_step + of_step_B1)
 
     def distance(self) -> Tensor:
-        """(B, S) how many tokens ago each slot was written, once the present token is; 0 is the present."""
+        """Return the age (B, S) of each slot in tokens, counted from the present token, whose age is 0."""
         return (self.length_B[:, None] - torch.arange(self.capacity, device=self.length_B.device)) % self.capacity

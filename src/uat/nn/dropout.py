@@ -1,4 +1,4 @@
-"""Dropout whose draw an engine may replace."""
+"""Dropout whose random numbers an engine may replace."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 
 class Dropout(nn.Module):
-    """One place in a network that drops: torch's own dropout, unless an engine draws another way.
+    """Torch's own dropout, unless an engine replaces it.
 
-    Torch's generator is one for all trainings on a device. Where several run at once, an engine draws from a seed of
-    each place instead.
+    All trainings on a device share one generator of torch. An engine that runs several trainings at once replaces it by
+    a seed for each dropout layer.
     """
 
     def __init__(self, share: float) -> None:
@@ -29,4 +29,4 @@ def dropped_by_torch(place: Dropout, x: Tensor) -> Tensor:
 
 
 dropped_by: ContextVar[Callable[[Dropout, Tensor], Tensor]] = ContextVar("dropped_by", default=dropped_by_torch)
-"""What drops in training. An engine sets a kernel for as long as the engine runs."""
+"""Function that applies dropout in training. An engine replaces it by a kernel while the engine runs."""

@@ -1,4 +1,4 @@
-"""Observations and actions become vectors."""
+"""Encoders that turn observations and actions into vectors."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from uat.spec import Assets, Discrete, Items, Named, Observations, Spec, Vector
 
 CONSTANT = 1e-6
-"""Numbers that deviate by no more than this share of their size are rounded copies of one number."""
+"""Numbers whose relative deviation is at most this are treated as constant: they differ by rounding."""
 
 
 class IdEmbedding(nn.Module):
-    """The row of an id; the id -1 ("none") gives exactly zero, as a bias-free map of a zero vector would."""
+    """Table with one row per id; the id -1 ("none") gives exactly zero, like a bias-free map of a zero vector."""
 
     def __init__(self, count: int, d_out: int) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class IdEmbedding(nn.Module):
 
 
 class Normalizer(nn.Module):
-    """(x - mean) / scale, by statistics of each number that were fitted once and are saved with the weights."""
+    """(x - mean) / scale, with statistics of each number that are fitted once and saved with the weights."""
 
     mean: Tensor
     scale: Tensor
@@ -36,7 +36,7 @@ class Normalizer(nn.Module):
 
     @torch.no_grad()
     def fit(self, rows: Tensor) -> None:
-        """From (N, count) rows; a number that never changes keeps its scale."""
+        """Fit the statistics to rows (N, count); the scale of a constant number stays 1."""
         rows = rows.double()
         deviation = rows.std(0, correction=0)
         self.mean.copy_(rows.mean(0))
@@ -47,8 +47,10 @@ class Normalizer(nn.Module):
 
 
 class VectorEncoder(nn.Module):
-    """W x, with a bias for observations and without for actions; the last `num_axes` axes are laid side by side, and
-    standardised first where a normalizer was added."""
+    """W x over the flattened last `num_axes` axes, which are standardised first if a normalizer was added.
+
+    Observations have a bias, actions none.
+    """
 
     normalizer: Normalizer | None
 
@@ -66,13 +68,13 @@ class VectorEncoder(nn.Module):
         return self.linear(self.flat(x))
 
     def flat(self, x: Tensor) -> Tensor:
-        """What the map is applied to."""
+        """Return the flattened and standardised input of the linear map."""
         flat = x.flatten(-self.num_axes).to(self.linear.weight.dtype)
         return flat if self.normalizer is None else self.normalizer(flat)
 
 
 class ZeroMap(nn.Module):
-    """Stands where a variant of a model has no map: no weights to learn, and zeros for whatever comes in."""
+    """Replaces a map that a variant of a model lacks: returns zeros and has no parameters."""
 
     def __init__(self, d_in: int, d_out: int) -> None:
         super().__init__()
@@ -80,7 +82,7 @@ class ZeroMap(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """As a linear map it would have this weight."""
+        """Weight of the equivalent linear map."""
         return torch.zeros(self.d_out, self.d_in)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -88,7 +90,7 @@ class ZeroMap(nn.Module):
 
 
 class NamedEncoder(nn.Module):
-    """The sum of what each part of a dictionary becomes: a linear map of all parts side by side, rows for ids."""
+    """Sum of the encodings of all parts of a dictionary observation: linear maps of vectors, table rows of ids."""
 
     def __init__(self, space: Named, d_out: int) -> None:
         super().__init__()
@@ -102,7 +104,7 @@ class NamedEncoder(nn.Module):
 
 
 def vector_parts(encoder: nn.Module, space: Observations, obs: Tensor) -> list[tuple[VectorEncoder, Tensor]]:
-    """Each map of an observation encoder that takes numbers, with what it is given of these observations."""
+    """Return each linear map of an observation encoder together with its part of the observations."""
     if isinstance(encoder, VectorEncoder):
         return [(encoder, obs)]
     if not isinstance(encoder, NamedEncoder) or not isinstance(space, Named):
@@ -129,7 +131,7 @@ def build_encoder(space: Observations, d_model: int) -> nn.Module:
 
 
 def build_action_encoder(spec: Spec, d_out: int) -> nn.Module:
-    """f_a(a) = W_a a, bias-free: no action gives exactly zero."""
+    """Build f_a(a) = W_a a, without a bias, so that "no action" gives exactly zero."""
     if isinstance(spec.action, Discrete):
         return IdEmbedding(spec.action.count, d_out)
     return VectorEncoder(spec.action.count, d_out, bias=False)

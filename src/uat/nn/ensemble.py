@@ -1,4 +1,4 @@
-"""Several networks of one shape side by side, and what they are asked in: one product per layer serves all members.
+"""Ensembles of equally shaped networks with one batched product per layer, normalisation units, and likelihoods.
 
 Shapes: M members, N rows, I inputs, D width.
 """
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 class EnsembleLinear(nn.Module):
-    """W_m x + b_m of each member m, every one with its own first weights, drawn as torch's own layers draw them."""
+    """W_m x + b_m for each member m. Every member has its own initial weights, drawn as in torch's own layers."""
 
     def __init__(self, members: int, d_in: int, d_out: int) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class EnsembleLinear(nn.Module):
 
 
 class Ensemble(nn.Module):
-    """Networks with SiLU between their layers."""
+    """Multilayer networks with SiLU between layers."""
 
     def __init__(self, members: int, d_in: int, d_hidden: int, num_hidden: int, d_out: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Ensemble(nn.Module):
         self.layers = nn.ModuleList(EnsembleLinear(members, a, b) for a, b in itertools.pairwise(widths))
 
     def forward(self, x_NI: Tensor) -> Tensor:
-        """(M, N, D) from rows that all members share, or that are (M, N, I) their own."""
+        """Return (M, N, D) for rows (N, I) that all members share, or for separate rows (M, N, I)."""
         x_MNI = x_NI.expand(self.members, *x_NI.shape) if x_NI.dim() == 2 else x_NI
         for layer in self.layers[:-1]:
             x_MNI = F.silu(layer(x_MNI))
@@ -45,9 +45,10 @@ class Ensemble(nn.Module):
 
 
 class Units(nn.Module):
-    """What each number usually is, and how far it usually lies from that, over all batches seen in training.
+    """Running mean and spread of each number over the training batches, for standardising.
 
-    Far is the mean distance, which a rare large number hardly moves; of Gaussian numbers it is their deviation.
+    The spread is the mean absolute distance from the mean, which rare outliers hardly affect, scaled so that it equals
+    the standard deviation for Gaussian numbers.
     """
 
     def __init__(self, d: int) -> None:
@@ -61,7 +62,7 @@ class Units(nn.Module):
 
     @torch.no_grad()
     def see(self, x_ND: Tensor, valid_N: Tensor) -> None:
-        """One more batch; the last hundred count most."""
+        """Update the statistics with a batch; the last hundred batches have most weight."""
         self.batches.add_(1)
         rate = (1 / self.batches).clamp_min(0.01)
         self.mean_D.lerp_(_mean(x_ND, valid_N), rate)
@@ -76,24 +77,25 @@ class Units(nn.Module):
 
 
 LEAST = 1e-6
-"""No scale or variance is smaller."""
+"""Lower bound of scales and variances."""
 
 
-def gaussian_nll(mean_MND: Tensor, found_ND: Tensor, valid_N: Tensor) -> Tensor:
-    """-log N(found; mean, variance) up to a constant, averaged over members and outputs: (N,).
+def gaussian_nll(mean_MND: Tensor, actual_ND: Tensor, valid_N: Tensor) -> Tensor:
+    """Return -log N(actual; mean, variance) up to a constant, averaged over members and outputs: (N,).
 
-    Each output has one variance, the one under which these rows are likeliest: outputs of any scale weigh alike.
+    Each output has the one variance that maximises the likelihood of these rows, so that the scale of an output does
+    not change its weight in the loss.
     """
-    return 0.5 * _likeliest((found_ND - mean_MND).square().mean(0), valid_N)
+    return 0.5 * _likeliest((actual_ND - mean_MND).square().mean(0), valid_N)
 
 
-def laplace_nll(median_MND: Tensor, found_ND: Tensor, valid_N: Tensor) -> Tensor:
-    """The same of the Laplace density: numbers far from all others pull no more than any other."""
-    return _likeliest((found_ND - median_MND).abs().mean(0), valid_N)
+def laplace_nll(median_MND: Tensor, actual_ND: Tensor, valid_N: Tensor) -> Tensor:
+    """Return the negative log-likelihood of a Laplace density instead, in which outliers pull no harder than others."""
+    return _likeliest((actual_ND - median_MND).abs().mean(0), valid_N)
 
 
 def _likeliest(error_ND: Tensor, valid_N: Tensor) -> Tensor:
-    """(N,) error / scale + log scale, the scale being the mean error of the valid rows; no gradient goes through it."""
+    """(N,) error / scale + log scale, where the scale is the mean error of the valid rows, without a gradient."""
     scale_D = _mean(error_ND.detach(), valid_N).clamp_min(LEAST)
     return (error_ND / scale_D + scale_D.log()).mean(-1)
 

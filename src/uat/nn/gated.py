@@ -1,10 +1,10 @@
-"""The Gated Transformer-XL: gates instead of residual sums, a memory instead of a window (Parisotto et al. 2020).
+"""The Gated Transformer-XL: gates replace residual sums, a memory replaces the window (Parisotto et al. 2020).
 
   y = g(x, ReLU(attention(LN([memory; x]))))
   x = g(y, ReLU(ff(LN(y))))
 
-LayerNorm lies on the way into each part alone, so that the gates, which begin near the identity, carry the input
-itself to the last layer. Every layer remembers its own input of the last M steps.
+LayerNorm is applied only to the input of attention and of the feed-forward network. The gates start near the identity,
+so that the input reaches the last layer unchanged. Every layer remembers its own input of the last M steps.
 Shapes: B batch, T time, S keys (memory, then time) or cached steps, M memory, R distances, D width, H heads, L layers.
 """
 
@@ -25,18 +25,18 @@ from uat.nn.relative import RelativeAttention, encode_distances
 from uat.spec import Spec
 
 Memory = tuple[Tensor, ...]
-"""The input of each layer in the latest steps, one (B, up to M, D) per layer. No gradient flows into it."""
+"""Inputs of each layer in the last steps, one (B, up to M, D) per layer, detached from the graph."""
 
 
 @dataclass(slots=True)
 class StreamState(contracts.Memory):
     cache: RollingCache
     encoding_SD: Tensor
-    """The encodings of the distances 0 .. S - 1."""
+    """Encodings of the distances 0 .. S - 1."""
 
 
 class GRUGate(nn.Module):
-    """A gated recurrent unit in the place of x + y; with a large bias it is the identity on x.
+    """Gated recurrent unit that replaces the sum x + y; with a large bias it is the identity on x.
 
     r = σ(W_r y + U_r x)    z = σ(W_z y + U_z x - b)    g(x, y) = (1 - z) ⊙ x + z ⊙ tanh(W_g y + U_g (r ⊙ x))
     """
@@ -68,7 +68,7 @@ class GatedBlock(nn.Module):
         self.attention_drop, self.ff_drop = Dropout(config.dropout), Dropout(config.dropout)
 
     def forward(self, past_BSD: Tensor, key_HRE: Tensor, outside_TS: Tensor) -> Tensor:
-        """The last T of S steps go through the block; the others are memory."""
+        """Apply the block to the last T of S steps; the earlier steps are memory."""
         y_BTD = self.attention(self.attention_norm(past_BSD), key_HRE, outside_TS)
         return self._gated(past_BSD[:, -len(outside_TS) :], y_BTD)
 
@@ -84,7 +84,7 @@ class GatedBlock(nn.Module):
 
 
 class GatedTransformer(nn.Module):
-    """x = LN(W^E o), L gated blocks, a last LN. Each layer reaches `memory` steps back."""
+    """x = LN(W^E o), L gated blocks and a last LN. Each layer attends to the last `memory` steps."""
 
     def __init__(self, spec: Spec, config: BackboneConfig, *, memory: int, gate_bias: float) -> None:
         super().__init__()
@@ -96,11 +96,11 @@ class GatedTransformer(nn.Module):
         self.last_norm = nn.LayerNorm(config.d_model)
 
     def forward(self, obs_BT: Tensor) -> Tensor:
-        """All steps at once: h (B, T, D)."""
+        """Return h (B, T, D) for all steps at once."""
         return self.segment(obs_BT)[0]
 
     def segment(self, obs_BT: Tensor, memory: Memory | None = None) -> tuple[Tensor, Memory]:
-        """The next T steps of episodes: h (B, T, D), and what to remember for the segment after."""
+        """Return h (B, T, D) of the next T steps, and the memory for the segment after them."""
         x_BTD, remembered = self.norm(self.encoder(obs_BT)), []
         past = 0 if memory is None else memory[0].shape[1]
         key_LHRE, outside_TS = self._band(obs_BT.shape[1], past)
@@ -111,7 +111,7 @@ class GatedTransformer(nn.Module):
         return self.last_norm(x_BTD), tuple(remembered)
 
     def trace(self, obs_BT: Tensor) -> Trace:
-        """The forward pass again, for looking at."""
+        """Run the forward pass and return its attention maps."""
         x_BTD, maps = self.norm(self.encoder(obs_BT)), []
         key_LHRE, outside_TT = self._band(obs_BT.shape[1], 0)
         for layer, block in self._layers():
@@ -121,7 +121,7 @@ class GatedTransformer(nn.Module):
 
     def init_state(self, streams: int, capacity: int) -> StreamState:
         c, weight = self.config, self.distance.weight
-        slots = min(capacity, self.memory + 1)  # the present needs one too
+        slots = min(capacity, self.memory + 1)  # one more for the present step
         cache = RollingCache.empty(
             layers=c.num_layers,
             streams=streams,
@@ -134,7 +134,7 @@ class GatedTransformer(nn.Module):
         return StreamState(cache, encode_distances(distance_S, c.d_model))
 
     def step(self, obs_B: Tensor, first_B: Tensor, state: StreamState) -> Tensor:
-        """One step of every stream: h (B, D). The state moves on."""
+        """Return h (B, D) for one step of every stream; `state` is updated in place."""
         cache = state.cache
         cache.restart(first_B)
         x_BD = self.norm(self.encoder(obs_B))
@@ -147,7 +147,7 @@ class GatedTransformer(nn.Module):
         return self.last_norm(x_BD)
 
     def _band(self, steps: int, past: int) -> tuple[Tensor, Tensor]:
-        """Keys (L, H, R, E) of the distances S, S - 1, ... 0, and which of the S steps each of the T may not see."""
+        """Keys (L, H, R, E) of the distances S, S - 1, ... 0, and a mask (T, S), True where a step must not attend."""
         weight, total = self.distance.weight, past + steps
         s_S = torch.arange(total, device=weight.device)
         distance_TS = s_S[past:, None] - s_S
@@ -156,7 +156,7 @@ class GatedTransformer(nn.Module):
         return key_LHRE, (distance_TS < 0) | (distance_TS > self.memory)
 
     def _keys(self, encoding_RD: Tensor) -> Tensor:
-        """W_R r of every layer: (L, H, R, E)."""
+        """Return W_R r of every layer: (L, H, R, E)."""
         c = self.config
         return self.distance(encoding_RD).unflatten(-1, (c.num_layers, c.num_heads, -1)).permute(1, 2, 0, 3)
 

@@ -1,4 +1,4 @@
-"""From the last representation to actions. Scores of chosen candidates never touch the rest of the vocabulary.
+"""Heads that map the last representation to actions. Scoring some candidates reads no other row of the vocabulary.
 
 Shapes: B batch, T time, D width, A actions, K candidates.
 """
@@ -18,7 +18,7 @@ from uat.spec import Box, Discrete, Items, Spec
 
 
 class Head(nn.Module, ABC):
-    """The numbers W h + b of a distribution over actions; a masked action has probability exactly zero."""
+    """Linear map W h + b to the parameters of a distribution over actions; masked actions have probability zero."""
 
     def __init__(self, d_model: int, count: int, *, bias: bool = True) -> None:
         super().__init__()
@@ -26,9 +26,9 @@ class Head(nn.Module, ABC):
 
     @property
     def bias_A(self) -> Tensor:
-        """b; zeros where there is none to learn."""
-        own = getattr(self.linear, "bias", None)
-        return self.linear.weight.new_zeros(self.linear.out_features) if own is None else own
+        """The bias b; zeros if the head has none."""
+        bias_A = getattr(self.linear, "bias", None)
+        return self.linear.weight.new_zeros(self.linear.out_features) if bias_A is None else bias_A
 
     def logits(self, h: Tensor, allowed: Tensor | None = None) -> Tensor:
         logits = self.linear(h)
@@ -36,16 +36,16 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def nll(self, h: Tensor, target: Tensor, allowed: Tensor | None = None) -> Tensor:
-        """Loss per step: (B, T)."""
+        """Return the loss (B, T) of every step."""
 
     def score(self, h: Tensor, candidates_K: Tensor) -> Tensor:
-        """Logits (..., K) of the candidates alone."""
+        """Return the logits (..., K) of the candidates only."""
         return torch.einsum("...kd,...d->...k", self.linear.weight[candidates_K], h) + self.bias_A[candidates_K]
 
 
 @dataclass(frozen=True, slots=True)
 class HeadAnswers:
-    """Scores out of the last representation, worked out for those who are asked about and when they are."""
+    """Scores from the last representation, computed on demand for the requested candidates or episodes."""
 
     head: Head
     h_BD: Tensor
@@ -65,9 +65,9 @@ class HeadAnswers:
 
 class DiscreteHead(Head):
     def nll(self, h: Tensor, target: Tensor, allowed: Tensor | None = None) -> Tensor:
-        """-log π(target); padding may carry the target -1, and counts for nothing.
+        """Return -log π(target); padding may have the target -1, whose loss is zero.
 
-        Where whole logits would be too many (`vocabulary.is_large`), they are never there at one time.
+        Large vocabularies (`vocabulary.is_large`) are computed a few rows at a time.
         """
         if allowed is None and vocabulary.is_large(target.numel(), self.linear.out_features):
             rows = h.flatten(0, -2)
@@ -78,7 +78,7 @@ class DiscreteHead(Head):
 
 
 class ItemHead(DiscreteHead):
-    """One table for what comes in and what goes out: an item is scored against the row that embeds it."""
+    """Head whose table also embeds the items: an item's score is the product with its own embedding."""
 
     def __init__(self, d_model: int, count: int, *, bias: bool) -> None:
         super().__init__(d_model, count, bias=bias)
@@ -87,13 +87,13 @@ class ItemHead(DiscreteHead):
             nn.init.zeros_(self.linear.bias)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """The rows of these items (..., D); the id -1 ("none") gives exactly zero."""
+        """Return the embeddings (..., D) of item ids; the id -1 ("none") gives exactly zero."""
         return F.embedding(ids.clamp_min(0), self.linear.weight) * (ids >= 0)[..., None]
 
 
 class WeightsHead(Head):
     def nll(self, h: Tensor, target: Tensor, allowed: Tensor | None = None) -> Tensor:
-        """KL(target ‖ π). Where the target is zero, nothing is added, whatever π is."""
+        """Return KL(target ‖ π); entries with a target of zero add nothing."""
         log_pi = self.logits(h, allowed).log_softmax(-1)
         held = target > 0
         terms = target * (torch.where(held, target, 1.0).log() - log_pi.masked_fill(~held, 0.0))
@@ -101,7 +101,7 @@ class WeightsHead(Head):
 
 
 class BoxHead(Head):
-    """Means and log-deviations of a Gaussian that is squashed to the limits of a box."""
+    """Means and log standard deviations of a Gaussian that is squashed to the limits of a box."""
 
     def __init__(self, d_model: int, spec: Spec, box: Box) -> None:
         super().__init__(d_model, box.numbers)
@@ -113,7 +113,7 @@ class BoxHead(Head):
         return self.linear(h)
 
     def nll(self, h: Tensor, target: Tensor, allowed: Tensor | None = None) -> Tensor:
-        """-log of the density at the target; padding may hold anything, and counts for nothing."""
+        """Return the negative log-density at the target; targets in padding may be any number."""
         known = torch.where(target.isfinite(), target, 0.0).to(h.dtype)
         return -distribution(self.spec, self.logits(h, allowed)).log_prob(known)
 
@@ -126,7 +126,7 @@ def build_head(spec: Spec, d_model: int) -> Head:
 
 
 def item_refusal(spec: Spec) -> str | None:
-    """Why a problem is none for a method that recommends the items it observes; None: it is one."""
+    """Return why a method that recommends observed items does not support this problem; None: it does."""
     if isinstance(spec.obs, Items) and isinstance(spec.action, Discrete) and spec.obs.count == spec.action.count:
         return None
     return f"recommends the items that it observes: it takes as many items as actions, not {spec.obs} and {spec.action}"

@@ -1,4 +1,4 @@
-"""An LSTM over episodes and, with the same weights, one step at a time; and attention over what it remembered.
+"""An LSTM over whole episodes or one step at a time, and additive attention over its past states.
 
 Shapes: B rows, T time, S cached steps, I inputs, D width.
 """
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 LSTMState = tuple[Tensor, Tensor]
-"""Hidden state and cell of each row: (B, D) both."""
+"""Hidden state and cell state of each row, both (B, D)."""
 
 
 class LSTM(nn.Module):
-    """Starts every row with zeros."""
+    """LSTM whose state starts at zero in every row."""
 
     def __init__(self, d_in: int, d_out: int) -> None:
         super().__init__()
@@ -24,12 +24,12 @@ class LSTM(nn.Module):
         return zeros, zeros.clone()
 
     def forward(self, x_BTI: Tensor) -> Tensor:
-        """The hidden state (B, T, D) after every step."""
-        memory, found = self.begin(len(x_BTI)), []
+        """Return the hidden state (B, T, D) after every step."""
+        memory, hidden = self.begin(len(x_BTI)), []
         for x_BI in x_BTI.unbind(1):
             memory = self.step(memory, x_BI)
-            found.append(memory[0])
-        return torch.stack(found, dim=1)
+            hidden.append(memory[0])
+        return torch.stack(hidden, dim=1)
 
     def step(self, memory: LSTMState, x_BI: Tensor) -> LSTMState:
         return self.cell(x_BI, memory)
@@ -44,7 +44,7 @@ class AdditiveAttention(nn.Module):
         self.score = nn.Linear(d_in, 1, bias=False)
 
     def forward(self, h_BTD: Tensor) -> Tensor:
-        """What every step recalls: (B, T, D)."""
+        """Return the attention output (B, T, D) of every step over its past."""
         steps = torch.arange(h_BTD.shape[1], device=h_BTD.device)
         return self.recall(h_BTD, h_BTD, (steps <= steps[:, None]).expand(len(h_BTD), -1, -1))
 

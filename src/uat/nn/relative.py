@@ -1,11 +1,11 @@
-"""Causal attention that knows distances instead of positions (Dai et al. 2019, "Transformer-XL"), over a band.
+"""Causal attention by distance instead of position (Dai et al. 2019, "Transformer-XL"), limited to a band.
 
   q_t, k_j, v_j = W_Q x_t, W_K x_j, W_V x_j
-  a_tj = ⟨q_t + u, k_j⟩ + ⟨q_t + v, W_R r_{t-j}⟩          content, and distance
+  a_tj = ⟨q_t + u, k_j⟩ + ⟨q_t + v, W_R r_{t-j}⟩          content and distance
   h_t  = Σ_{t-M ≤ j ≤ t} softmax_j(a_tj / √E) v_j         per head
 
-r_d is the sinusoidal encoding of the distance d. W_R is handed in multiplied: it meets the same encodings at every
-step and layer, so that one product serves all of them.
+r_d is the sinusoidal encoding of the distance d. The caller passes the products W_R r_d, because the encodings
+are the same at every step and one product serves all steps.
 Shapes: B batch, T time, S keys (memory, then time) or cached steps, R distances, D width, H heads, E head size.
 """
 
@@ -19,24 +19,24 @@ from uat.nn.dropout import Dropout
 
 
 def encode_distances(distance_R: Tensor, d_model: int) -> Tensor:
-    """r_d, (R, D): sines of d at wavelengths from 2π to 10000 · 2π, then cosines."""
+    """Return r_d, (R, D): sines of d at wavelengths from 2π to 10000 · 2π, then cosines."""
     even = torch.arange(0, d_model, 2, dtype=distance_R.dtype, device=distance_R.device)
     angle = distance_R[:, None] * 10_000 ** (-even / d_model)
     return torch.cat([angle.sin(), angle.cos()], dim=1)[:, :d_model]
 
 
 def relative_shift(y_BHTR: Tensor) -> Tensor:
-    """From a column per distance (S, S - 1, ... 0) to a column per key: row t moves left by T - t columns.
+    """Turn columns by distance (S, S - 1, ... 0) into columns by key: row t moves left by T - t columns.
 
-    One flat row after the other, each is one entry shorter than it was: leaving out the first T entries moves them
-    all, and copies nothing. What stands right of the present is of another row, and means nothing.
+    Dropping the first T entries of the flattened matrix and reading it with rows one entry shorter shifts all rows
+    without a copy. Entries right of the present belong to other rows and must be masked.
     """
     steps, distances = y_BHTR.shape[-2:]
     return y_BHTR.flatten(-2)[..., steps:].unflatten(-1, (steps, distances - 1))
 
 
 class RelativeAttention(nn.Module):
-    """Multi-head attention over content and distance, and its cached step."""
+    """Multi-head attention by content and distance, with a cached step."""
 
     def __init__(self, d_model: int, num_heads: int, *, dropout: float) -> None:
         super().__init__()
@@ -47,13 +47,16 @@ class RelativeAttention(nn.Module):
         self.num_heads, self.scale = num_heads, (d_model // num_heads) ** -0.5
 
     def forward(self, x_BSD: Tensor, key_HRE: Tensor, outside_TS: Tensor) -> Tensor:
-        """The last T of S steps attend, save where `outside`; key_HRE are those of the distances S, S - 1, ... 0."""
+        """Attend from the last T of S steps to all but the masked (`outside`) keys.
+
+        key_HRE: keys of the distances S, S - 1, ... 0.
+        """
         alpha_BHTS, v_BHSE = self.weights(x_BSD, key_HRE, outside_TS)
         h_BHTE = self.drop(alpha_BHTS) @ v_BHSE
         return self.out(h_BHTE.transpose(1, 2).flatten(-2))
 
     def weights(self, x_BSD: Tensor, key_HRE: Tensor, outside_TS: Tensor) -> tuple[Tensor, Tensor]:
-        """The attention itself (B, H, T, S), and the values (B, H, S, E) that it is paid to."""
+        """Return the attention weights (B, H, T, S) and the values (B, H, S, E)."""
         q_BSHE, k_BSHE, v_BSHE = self._split(self.project(x_BSD))
         content_BHTE, place_BHTE = self._queries(q_BSHE[:, -len(outside_TS) :]).transpose(2, 3)
         by_distance_BHTR = torch.einsum("bhte,hre->bhtr", place_BHTE, key_HRE)
@@ -69,7 +72,7 @@ class RelativeAttention(nn.Module):
         distance_BHS: Tensor,
         unseen_B1S: Tensor,
     ) -> Tensor:
-        """One step of every stream; key_HRE are those of the distances 0, 1, ... S - 1."""
+        """One step of every stream; key_HRE are the keys of the distances 0, 1, ... S - 1."""
         q_BHE, k_BHE, v_BHE = self._split(self.project(x_BD))
         k_BHSE, v_BHSE = cache.write(layer, k_BHE, v_BHE)
         content_BHE, place_BHE = self._queries(q_BHE)
@@ -79,7 +82,7 @@ class RelativeAttention(nn.Module):
         return self.out((alpha_BHS[:, :, None] @ v_BHSE).flatten(1))
 
     def _queries(self, q: Tensor) -> Tensor:
-        """q + u and q + v, ready for the softmax: (2, ..., H, E)."""
+        """q + u and q + v, scaled for the softmax: (2, ..., H, E)."""
         bias = self.bias_2HE.view(2, *[1] * (q.dim() - 2), *self.bias_2HE.shape[1:])
         return (q + bias) * self.scale
 

@@ -1,10 +1,10 @@
-"""The backbone's cached step under weights that differ from stream to stream: the module's, plus each stream's shift.
+"""Cached step of the backbone with separate weights for each stream: the module's weights plus the stream's shift.
 
 A shift of zero gives the module's own step. Gradients flow through the present token; cached keys and values are
-constants. Each stream has one token, so the gradient of a matrix is the outer product of its input and the gradient at
-its output. Autograd computes only the latter, and a gradient of shape (B, O, I) is never stored.
+constants. Each stream has one token, so the gradient of a matrix is the outer product of the layer's input and the
+gradient at its output. Autograd computes only the gradient at the output; no (B, O, I) gradient is ever stored.
 Shapes: B streams, R rows of a stream (the token, then its jittered copies), I inputs and O outputs of a layer, D width,
-H heads, E head size, S cached steps, P shifted numbers of a stream.
+H heads, E head size, S cached steps, P shifted parameters of a stream, counted by number.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from uat.nn.positions import Rotation
 
 
 class Layout:
-    """Where each shifted parameter lies among the P numbers of a stream.
+    """Position of each shifted parameter in the flat vector of P numbers of a stream.
 
-    Matrices lie as (I, O): a stream's few rows are multiplied faster so.
+    Matrices are stored as (I, O), which makes products with a stream's few rows faster.
     """
 
     def __init__(self, backbone: Transformer, names: Iterable[str]) -> None:
@@ -35,40 +35,40 @@ class Layout:
         self.sizes = [backbone.get_parameter(name).numel() for name in self.shapes]
 
     def zeros(self, streams: int, like: Tensor) -> Tensor:
-        """No shift: (B, P)."""
+        """Return shifts of zero, (B, P)."""
         return like.new_zeros(streams, sum(self.sizes))
 
     def views(self, flat_BP: Tensor) -> dict[str, Tensor]:
-        """The shift of each parameter, (B, D) or (B, I, O), in the same memory."""
+        """Return the shift of each parameter, (B, D) or (B, I, O), as views of `flat_BP`."""
         parts = flat_BP.split(self.sizes, dim=1)
         return {name: part.unflatten(1, self.shapes[name]) for name, part in zip(self.shapes, parts, strict=True)}
 
 
 def norm_names(backbone: Transformer) -> list[str]:
-    """Scales and offsets of every LayerNorm."""
+    """Names of the scales and offsets of every LayerNorm."""
     norms = {name for name, module in backbone.named_modules() if isinstance(module, nn.LayerNorm)}
     return [name for name, _ in backbone.named_parameters() if name.rpartition(".")[0] in norms]
 
 
 def layer_names(backbone: Transformer) -> list[str]:
-    """Every parameter of a layer; not the tables of positions and items, of which a token reads one row."""
+    """Names of all parameters except the tables of positions and items, from which a token reads a single row."""
     return [name for name, _ in backbone.named_parameters() if name not in ("positions", "encoder.weight")]
 
 
 class Site(NamedTuple):
-    """A layer that was passed: y = W x + b, or a norm's y = w ⊙ x + b."""
+    """Input and output of a layer in the forward pass: y = W x + b, or y = w ⊙ x + b for a norm."""
 
     y_BRO: Tensor
     x_BRI: Tensor
     outer: bool
-    """Whether the weight is a matrix."""
+    """True if the weight is a matrix, so that its gradient is an outer product."""
 
 
 class PresentAttention(torch.autograd.Function):
-    """Attention of one row over a cache that already holds the present key and value.
+    """Attention of one row over a cache that already contains the present key and value.
 
     The forward pass equals the plain step to the last bit. The backward pass gives gradients only to the query and to
-    the present key and value; the rest of the cache is constant, and is read in place.
+    the present key and value; the rest of the cache is constant and is read in place.
     """
 
     @staticmethod
@@ -99,16 +99,16 @@ class PresentAttention(torch.autograd.Function):
 
 
 class ShiftedStep:
-    """One step of every stream. With gradients enabled, it records the layers that it runs through."""
+    """One step of every stream. With gradients enabled, records the input and output of each shifted layer."""
 
     def __init__(self, backbone: Transformer, shifts: Mapping[str, Tensor]) -> None:
         self.backbone, self.shifts = backbone, shifts
         self.sites: dict[str, Site] = {}
 
     def __call__(self, obs_B: Tensor, position_B: Tensor, cache: KVCache, jitter_BRD: Tensor | None = None) -> Tensor:
-        """h (B, R, D). The first row, whose jitter is zero, writes to the cache; the other rows only read it.
+        """Return h (B, R, D). The first row, whose jitter is zero, writes to the cache; the other rows only read it.
 
-        jitter: what is added to the embedded token, in units of its root mean square.
+        jitter: noise to add to the embedded token, in units of the token's root mean square.
         """
         backbone, x_BRD = self.backbone, self._encode(obs_B)
         if backbone.config.positions == "learned":
@@ -125,15 +125,18 @@ class ShiftedStep:
         return self._norm("last_norm", backbone.last_norm, x_BRD)
 
     def gradients(self, loss_B: Tensor) -> dict[str, tuple[Tensor, ...]]:
-        """The gradient of each stream's loss with respect to its own shifts, for one row, as factors of a product."""
+        """Return the gradient of each stream's loss with respect to its own shifts, as the factors of a product.
+
+        Only the first row counts.
+        """
         at_outputs = torch.autograd.grad(loss_B.sum(), [site.y_BRO for site in self.sites.values()])
-        found: dict[str, tuple[Tensor, ...]] = {}
+        factors: dict[str, tuple[Tensor, ...]] = {}
         for (name, site), at_output in zip(self.sites.items(), at_outputs, strict=True):
             dy_BO, x_BI = at_output[:, 0], site.x_BRI.detach()[:, 0]
-            found[f"{name}.weight"] = (x_BI[:, :, None], dy_BO[:, None]) if site.outer else (x_BI, dy_BO)
+            factors[f"{name}.weight"] = (x_BI[:, :, None], dy_BO[:, None]) if site.outer else (x_BI, dy_BO)
             if f"{name}.bias" in self.shifts:
-                found[f"{name}.bias"] = (dy_BO,)
-        return found
+                factors[f"{name}.bias"] = (dy_BO,)
+        return factors
 
     def _encode(self, obs_B: Tensor) -> Tensor:
         encoder = self.backbone.encoder
@@ -162,7 +165,7 @@ class ShiftedStep:
         keys_BHSE, values_BHSE = cache.write(layer, k[:, 0].detach(), v[:, 0].detach(), window)
         q_BHRE, memory = q.transpose(1, 2), (keys_BHSE, values_BHSE, window.visible_BS)
         if torch.is_grad_enabled():
-            slot_B = cache.slot().clone()  # kept for backward, and the cache moves on in place
+            slot_B = cache.slot().clone()  # a copy for backward, since the cache advances in place
             h_BHRE = PresentAttention.apply(q_BHRE, k[:, 0], v[:, 0], *memory, slot_B)
         else:
             h_BHRE = attend_to_slots(q_BHRE, *memory)
@@ -179,7 +182,7 @@ class ShiftedStep:
 
     def _linear(self, name: str, x_BRI: Tensor, layer: nn.Module) -> Tensor:
         weight, bias = layer.get_parameter("weight"), getattr(layer, "bias", None)
-        flat = x_BRI.flatten(0, 1)  # the very product of the module's own step, to the last bit
+        flat = x_BRI.flatten(0, 1)  # the same product as in the module's own step, to the last bit
         y_BRO = F.linear(flat, weight.detach(), None if bias is None else bias.detach()).unflatten(0, x_BRI.shape[:2])
         if f"{name}.weight" not in self.shifts:
             return y_BRO
@@ -190,7 +193,7 @@ class ShiftedStep:
 
     def _pass(self, name: str, site: Site) -> Tensor:
         if torch.is_grad_enabled():
-            if not site.y_BRO.requires_grad:  # the first shifted layer: nothing before it is asked for
+            if not site.y_BRO.requires_grad:  # the first shifted layer: no layer before it needs a gradient
                 site.y_BRO.requires_grad_()
             self.sites[name] = site
         return site.y_BRO

@@ -5,9 +5,9 @@
   g_t    = tanh(W_s^(l) u_t)                     gate of keys and values, per layer
   ρ_t    = tanh(W_ρ ubar_t)                      gate of queries, shared by all layers
 
-Every map is bias-free: without feedback u = 0, and all gates are exactly zero. Ablations lack some of the maps: a gate
-that is not there is zero, and so is the part of E's input that is not told.
-Heads lie side by side in D: head h owns the entries [h·E, (h+1)·E) of a gate.
+Every map is bias-free: without feedback u = 0, and all gates are exactly zero. Ablations remove some of the maps; a
+removed gate is zero, and so is the part of E's input that an ablation does not see.
+Heads are concatenated along D: head h owns the entries [h·E, (h+1)·E) of a gate.
 Shapes: B batch, T time, D width, U utility width, L layers.
 """
 
@@ -24,33 +24,33 @@ from uat.spec import Spec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Channels:
-    """By which ways feedback enters attention: UAT has all of them, its ablations lack some."""
+    """The projections that feedback changes: all of them in UAT, some of them in its ablations."""
 
     queries: bool = True
     """W_Q^u, U_Q and W_ρ."""
     keys_values: bool = True
     """W_K^u, W_V^u, U_K, U_V and W_s."""
     offsets: bool = True
-    """The U of whatever is modulated."""
+    """The matrices U of the modulated projections."""
 
     @property
     def modulated(self) -> str:
-        """Which of q, k and v have a utility twin."""
+        """The letters of q, k and v that have a utility twin."""
         return "q" * self.queries + "kv" * self.keys_values
 
 
 @dataclass(frozen=True, slots=True)
 class Gates:
-    """What feedback does to attention: everything lies in [-1, 1]; leading axes are (B, T), or (B,) in a step."""
+    """Gates by which feedback changes attention, all in [-1, 1]. Leading axes are (B, T), or (B,) in a step."""
 
     rho: Tensor
-    """(..., D) on queries."""
+    """(..., D), the gate of queries."""
     g: tuple[Tensor, ...]
-    """One (..., D) per layer, on keys and values."""
+    """One (..., D) per layer, the gate of keys and values."""
 
 
 class UtilityEncoder(nn.Module):
-    """E with its action embedding f_a: a bias-free two-layer network, or one linear map."""
+    """The map E with its action embedding f_a: a bias-free two-layer network, or one linear map."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class UtilityEncoder(nn.Module):
 
 
 class UtilityGates(nn.Module):
-    """From feedback to the gates of all layers, for all steps at once or one at a time."""
+    """Compute the gates of all layers from feedback, for all steps at once or one step at a time."""
 
     def __init__(
         self,
@@ -92,8 +92,8 @@ class UtilityGates(nn.Module):
     ) -> None:
         super().__init__()
         self.encoder = encoder
-        self.token = _readout(d_utility, num_layers * d_model, there=channels.keys_values)  # W_s of all layers
-        self.regime = _readout(d_utility, d_model, there=channels.queries)  # W_ρ
+        self.token = _readout(d_utility, num_layers * d_model, exists=channels.keys_values)  # W_s of all layers
+        self.regime = _readout(d_utility, d_model, exists=channels.queries)  # W_ρ
         self.num_layers, self.d_utility, self.decay, self.channels = num_layers, d_utility, decay, channels
 
     def forward(self, prev_action_BT: Tensor, prev_reward_BT: Tensor) -> Gates:
@@ -110,9 +110,9 @@ class UtilityGates(nn.Module):
         return Gates(rho=torch.tanh(self.regime(ubar)), g=g)
 
 
-def _readout(d_in: int, d_out: int, *, there: bool) -> nn.Linear | ZeroMap:
-    """From utility to gates; it starts at zero, where it is there at all."""
-    if not there:
+def _readout(d_in: int, d_out: int, *, exists: bool) -> nn.Linear | ZeroMap:
+    """Linear map from utility to gates, initialised to zero; a `ZeroMap` if the variant has no such gate."""
+    if not exists:
         return ZeroMap(d_in, d_out)
     readout = nn.Linear(d_in, d_out, bias=False)
     nn.init.zeros_(readout.weight)
@@ -120,7 +120,7 @@ def _readout(d_in: int, d_out: int, *, there: bool) -> nn.Linear | ZeroMap:
 
 
 def discounted(u_BTU: Tensor, decay: float) -> Tensor:
-    """ubar at every step at once: the recurrence written as one lower-triangular product."""
+    """Return ubar at every step at once: the recurrence as one product with a lower-triangular matrix."""
     t = torch.arange(u_BTU.shape[1], device=u_BTU.device)
     age_TT = (t[:, None] - t).to(u_BTU.dtype)
     weight_TT = torch.where(age_TT >= 0, (1 - decay) * decay ** age_TT.clamp_min(0), 0.0)

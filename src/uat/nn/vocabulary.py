@@ -1,7 +1,7 @@
-"""Cross-entropy over large vocabularies: logits exist for a few rows at a time, forward and backward.
+"""Cross-entropy over large vocabularies, with logits of only a few rows in memory at a time.
 
-The plain way keeps logits, log-probabilities and their gradients of every row: 60,000 items, 256 episodes and 50
-steps are 3 GB for each. Here the forward pass keeps one number per row, the log of the normaliser, and the backward
+The plain computation keeps logits, log-probabilities and their gradients for every row: 3 GB each for 60,000 items, 256
+episodes and 50 steps. Here the forward pass keeps one number per row, the log of the normaliser, and the backward
 pass computes the logits of a few rows again. `F.cross_entropy` on whole logits is the slow twin.
 
 Shapes: R rows (steps of all episodes), D width, A actions.
@@ -17,18 +17,18 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 AT_ONCE = 1 << 22
-"""Logits that may exist at one time: 16 MB in float32, which a CPU is also fastest with."""
+"""Most logits in memory at a time: 16 MB in float32, which is also fastest on a CPU."""
 AT_ONCE_ON_CUDA = 1 << 26
-"""The same on a GPU: 256 MB, in few launches."""
+"""Most logits in memory at a time on a GPU: 256 MB, to need few launches."""
 
 
 def is_large(rows: int, count: int) -> bool:
-    """Whether whole logits would be more than may exist at one time."""
+    """Whether all logits together would exceed the memory limit."""
     return rows * count > AT_ONCE
 
 
 def linear_cross_entropy(h_RD: Tensor, weight_AD: Tensor, bias_A: Tensor, target_R: Tensor) -> Tensor:
-    """-log softmax(W h + b)[target] of each row; zero where the target is -1. Under autocast, in its precision."""
+    """Return -log softmax(W h + b)[target] of each row, zero for the target -1; under autocast, in its precision."""
     device = h_RD.device.type
     if torch.is_autocast_enabled(device):
         kind = torch.get_autocast_dtype(device)
@@ -39,7 +39,7 @@ def linear_cross_entropy(h_RD: Tensor, weight_AD: Tensor, bias_A: Tensor, target
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """Both passes, some rows at a time; sums are taken in float32 or better."""
+    """Forward and backward pass over a few rows at a time, with sums in float32 or better."""
 
     @staticmethod
     def forward(ctx: Any, h_RD: Tensor, weight_AD: Tensor, bias_A: Tensor, target_R: Tensor) -> Tensor:
