@@ -58,8 +58,8 @@ class MovieLens(Domain):
         return {m.name: facts[m.name] for m in self.metrics if m.name not in by_regime} | by_regime
 
     def references(self) -> dict[str, Reader]:
-        """Return the references. The ceiling is exact, since actions reveal nothing; "no-feedback" is the ceiling without
-        feedback."""
+        """Return the references. The ceiling is exact, since actions reveal nothing; "no-feedback" is the ceiling
+        without feedback."""
         law = RegimeLaw()
         catalogue = Catalogue.of(torch.from_numpy(self.log.group_I), law.num_groups)
         beliefs = {
