@@ -229,5 +229,5 @@ def test_an_address_that_leads_nowhere_is_one_sentence(address: str, why: str) -
 
 
 def test_an_address_of_something_else_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"python:json:dumps is no method: expected a subclass of uat\.Policy"):
+    with pytest.raises(ValueError, match=r"python:json:dumps is not a method: expected a subclass of uat\.Policy"):
         methods().adopt("python:json:dumps")

@@ -1,6 +1,6 @@
-"""The Utility-Augmented Transformer: policies that adapt to a world that silently changes.
+"""The Utility-Augmented Transformer: policies that use action and reward feedback to adapt to a changing world.
 
-A name is imported when it is first asked for: so the command line can answer Ctrl-C while torch is being imported.
+Each name is imported at its first use, so that the command line can handle Ctrl-C while torch is being imported.
 """
 
 import importlib
@@ -95,7 +95,7 @@ _PLACES = {
     "training": ("train", "train_together"),
     "spec": ("Assets", "Box", "Discrete", "Items", "Named", "Spec", "Vector", "Weights"),
 }
-"""Which module defines each name."""
+"""Module -> the names it defines."""
 _SHORT = {"load_policy": "load", "save_policy": "save"}
 _PLACE = {_SHORT.get(name, name): (module, name) for module, names in _PLACES.items() for name in names}
 

@@ -1,4 +1,4 @@
-"""`python -m uat` is the command line, and so is `uat`. Ctrl-C ends it with one line, while it is imported as well."""
+"""Entry point of `uat` and `python -m uat`; Ctrl-C ends with one line, even while modules are being imported."""
 
 from uat import terminal
 

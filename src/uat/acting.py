@@ -1,9 +1,9 @@
-"""Playing: an agent in a simulator gives a trajectory.
+"""Rollout: an agent plays in a simulator, and the result is a trajectory.
 
 The loop runs on tensors alone: no value is read back to the host, so that the whole rollout can be
 captured as one CUDA graph. Randomness of worlds and of sampled actions is handed in.
 
-Where no action changes anything (a `Recording`) there is nothing to play: the agent reads the episodes and is asked.
+In a `Recording` no action changes anything: the agent reads the episodes and scores actions at the last step.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from uat.spec import Box, Discrete, Spec
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """The policy that fills logs: the privileged expert, with a share of uniformly random actions.
+    """The policy that records logs: the privileged expert, with a share of uniformly random actions.
 
-    It knows the world's expert, so it is no Agent. Among ids a share of the actions is random; a weight vector is a
-    share of the way from the expert's to the uniform one.
+    It is not an `Agent`, because it sees the expert's action. Of discrete actions, a share is random; a weight vector
+    is interpolated between the expert's and the uniform one by that share.
     """
 
     random_share: Share = 0.3
@@ -35,7 +35,7 @@ class Behaviour:
         check_fields(self)
 
     def act(self, target: Tensor, spec: Spec, allowed_BA: Tensor | None, noise_BA: Tensor | None) -> Tensor:
-        """The action of each stream; in a box, a share of the way from the expert's to a uniformly random one."""
+        """Return the action of each stream; in a box, interpolate from the expert's to a uniformly random one."""
         if not isinstance(spec.action, Box):
             return choose(self.logits(target, spec, allowed_BA), spec, noise_BA)
         low, high = limits(spec.action, target.device, target.dtype)
@@ -43,7 +43,7 @@ class Behaviour:
         return torch.lerp(target, low + (high - low) * place, self.random_share)
 
     def logits(self, target: Tensor, spec: Spec, allowed_BA: Tensor | None) -> Tensor:
-        """log of (1 - share) expert + share uniform over what is allowed: (B, A)."""
+        """Return (B, A) log((1 - share) * expert + share * uniform over the allowed actions)."""
         if isinstance(spec.action, Discrete):
             target = target[:, None] == torch.arange(spec.action.count, device=target.device)
         expert_BA = target.double()
@@ -80,8 +80,9 @@ def rollout(
 ) -> Trajectory:
     """Play one episode in each world: greedily, or sampling with the noise given; without an agent the expert plays.
 
-    steps: how many are played; unset: the horizon, which endless streams do not have. What has not ended by then is
-    truncated. After an episode ends its stream goes on as padding (`valid` False). Recorded episodes are replayed.
+    steps: number of steps to play; unset: the horizon, which endless streams do not have. Episodes that have not ended
+    by then are truncated. After its episode ends, a stream continues as padding (`valid` False). Recorded episodes are
+    replayed.
     """
     if isinstance(worlds, Recording):
         return replay(agent, worlds, noise)
@@ -139,7 +140,7 @@ class _Record:
         action: Tensor,
         after: Transition[Any],
     ) -> None:
-        """A value that is None at one step must be so at all."""
+        """Append one step. A value that is None at one step must be None at every step."""
         seen = {"obs": obs, "target": target, "allowed": allowed, "action": action, "reward": after.reward_B}
         ends = {"terminated": after.terminated_B, "truncated": after.truncated_B}
         if after.truncated_B is not None:
@@ -151,7 +152,7 @@ class _Record:
                 self.columns.setdefault(name, []).append(value)
 
     def trajectory(self) -> Trajectory:
-        """All steps; those after an episode's end are padding."""
+        """Return all steps as a trajectory; steps after an episode's end are padding."""
         x = {name: torch.stack(values, dim=1) for name, values in self.columns.items()}
         facts = {name.removeprefix("facts."): x.pop(name) for name in list(x) if name.startswith("facts.")}
         channel = {name.removeprefix("told."): x.pop(name) for name in list(x) if name.startswith("told.")}

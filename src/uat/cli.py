@@ -1,4 +1,4 @@
-"""The command line: verbs, no logic. Data to stdout, progress to stderr, a user's mistake exits with 2."""
+"""The command line: verbs without logic. Data goes to stdout, progress to stderr; bad input exits with code 2."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ Device = Annotated[str | None, tyro.conf.arg(metavar="{cpu,cuda}")]
 
 @dataclass(frozen=True, kw_only=True)
 class List:
-    """Show what there is: methods, domains, recipes or studies."""
+    """List methods, domains, recipes or studies."""
 
     what: tyro.conf.Positional[Literal["methods", "domains", "recipes", "studies"]] = "methods"
-    """What to list."""
+    """Kind of things to list."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -60,60 +60,60 @@ class List:
 class Evaluate:
     """Score trained policies on the test episodes, beside the Bayes filter, the expert and chance.
 
-    Runs that differ by seed alone are one line."""
+    Runs that differ by seed alone share one line."""
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """Run folders."""
     episodes: int | None = None
-    """Test episodes; unset: what the run's config says."""
+    """Number of test episodes; unset: as in the run's config."""
     references: bool = True
-    """Whether the filter, the expert and chance are scored, too (worked out once per run folder)."""
+    """Score the Bayes filter, the expert and chance as well (computed once per run folder)."""
     each: bool = False
-    """Also show every run of several seeds on a line of its own."""
+    """Show each run on its own line as well, not only the mean over seeds."""
     unfinished: bool = False
-    """Score runs whose training has not come to its end, too: their best weights so far."""
+    """Accept runs whose training has not finished, and score their best weights so far."""
     device: Device = None
-    """Where to run; unset: CUDA if there is one."""
+    """Device to run on; unset: CUDA if available."""
     threads: int | None = None
     """CPU threads; unset: UAT_THREADS, or one."""
     trust: bool = False
-    """Import the code that a run folder names, such as python:bandit:Bandit; it is refused otherwise."""
+    """Allow importing code that a run folder names, such as python:bandit:Bandit."""
     json: bool = False
     """Print JSON rows, one per line and metric, instead of a table."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """Say whether policies are feedback-blind, and how much their decisions hang on each channel."""
+    """Test whether policies are feedback-blind, and measure how much their decisions depend on each channel."""
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """Run folders."""
     episodes: int = 64
-    """Test episodes that are played."""
+    """Number of test episodes to play."""
     draws: int = 2
-    """How often each channel is resampled."""
+    """Number of times that each channel is resampled."""
     device: Device = None
-    """Where to run; unset: CUDA if there is one."""
+    """Device to run on; unset: CUDA if available."""
     threads: int | None = None
     """CPU threads; unset: UAT_THREADS, or one."""
     trust: bool = False
-    """Import the code that a run folder names, such as python:bandit:Bandit; it is refused otherwise."""
+    """Allow importing code that a run folder names, such as python:bandit:Bandit."""
     json: bool = False
     """Print JSON rows, one per run and channel, instead of a table."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
-    """Train Vanilla and UAT on DarkRoom in a few minutes, and write a page that shows what each learnt."""
+    """Train Vanilla and UAT on DarkRoom in a few minutes, and write a page that compares what they have learnt."""
 
     out: Path = Path("runs/demo")
-    """Folder of the two runs and of the page."""
+    """Folder for the two runs and the page."""
     preset: Literal["smoke", "quick", "paper"] = "quick"
-    """How long to train."""
+    """Length of the training: smoke (seconds), quick (minutes on two cores) or paper."""
     seed: int = 0
     """Seed of both runs."""
     device: Device = None
-    """Where to run; unset: CUDA if there is one."""
+    """Device to run on; unset: CUDA if available."""
     threads: int | None = None
     """CPU threads; unset: UAT_THREADS, or one."""
     json: bool = False
@@ -122,39 +122,39 @@ class Demo:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """Look at data of your own before anything is computed from them, get published ones, make them ready."""
+    """Check, download or prepare data."""
 
     verb: tyro.conf.Positional[Literal["check", "fetch", "prepare"]]
-    """check: say what the file holds and what is odd in it; exit with 2 if it cannot be used. fetch: download a
-    published data set; if that breaks off, the same command goes on. prepare: read the files once and write what
-    training needs into one file, for machines that cannot read them."""
+    """check: describe a file and report problems in it; exit with 2 if it cannot be used. fetch: download a published
+    data set; repeat the command to resume an interrupted download. prepare: read the files once and write all that
+    training needs to one file, for machines that cannot read them."""
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
-    """What kind of data it is, such as markets; for fetch, which data set, such as movielens-1m."""
+    """Kind of data, such as markets; for fetch, name of the data set, such as movielens-1m."""
     path: tyro.conf.Positional[Path]
-    """The file, or a folder of them; for fetch, the folder in which the data set becomes a folder."""
+    """File or folder to read; for fetch, the folder in which the data set gets a folder of its own."""
     out: Path | None = None
-    """The file that prepare writes, such as ml-1m.npz."""
+    """Output file of prepare, such as ml-1m.npz."""
     json: bool = False
     """Print JSON instead of a table."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReproduceAndReport(Reproduce):
-    """Run a study of the paper: train and score its cells, skipping those that are done; write rows and a report.
+    """Run a study of the paper: train and score its cells, write rows and a report.
 
-    The folder of results is the only state: the same command again goes on where it stopped, and adds what is new."""
+    The folder of results is the only state: the same command again skips finished cells and resumes the others."""
 
     study: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="STUDY")]
     """main, ablation, boundary, mechanism, sensitivity, efficiency, diagnostics, or all."""
     device: Device = None
-    """Where to run; unset: CUDA if there is one."""
+    """Device to run on; unset: CUDA if available."""
     report: bool = True
-    """Make the report, if matplotlib is there to draw it."""
+    """Write the report, if matplotlib is installed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report(ReportOptions):
-    """Make tables, figures and one page of the rows in a folder of results; what is not measured yet is named."""
+    """Make tables, figures and a page from the rows in a folder of results, and list missing measurements."""
 
     results: tyro.conf.Positional[Path]
     """Folder of results, such as one that `uat reproduce` wrote."""
@@ -196,7 +196,7 @@ def run_list(args: list[str]) -> None:
 
 
 def run_train(args: list[str]) -> None:
-    """Two looks at the arguments: the names decide which settings there are, then all are parsed."""
+    """Parse the arguments twice: first the names, which decide the available settings, then everything."""
     names = peek(args)
     default = recipe(names["domain"], names["method"], names["preset"])
     sections = [(name, type(getattr(default, name)), field(default=getattr(default, name))) for name in SECTIONS]
@@ -217,7 +217,7 @@ def run_train(args: list[str]) -> None:
         progress=show_progress,
     )
     if launched().rank:
-        return  # the first of several processes speaks for all
+        return  # only the first of several processes prints
     best = best_epoch(run)
     summary = {"run": str(run.path), "identity": config.identity(), "best_epoch": best["epoch"]}
     summary |= {name: value for name, value in best.items() if name.startswith("validation/")}
@@ -225,7 +225,7 @@ def run_train(args: list[str]) -> None:
 
 
 def with_current_flags(args: list[str], config: RunConfig) -> list[str]:
-    """The arguments, with flags of renamed settings under the names that they have now."""
+    """Return the arguments with old flags of renamed settings replaced by the current ones."""
     flags: dict[str, str] = {}
     for section in SECTIONS:
         for old, new in current_names(type(getattr(config, section))).items():
@@ -236,14 +236,14 @@ def with_current_flags(args: list[str], config: RunConfig) -> list[str]:
 
 
 def open_runs(paths: Sequence[Path], *, trust: bool) -> list[Run]:
-    """The runs of these folders; with `trust`, what they name may also be code in the current folder."""
+    """Open the runs in these folders; with `trust`, import code that they name, also from the current folder."""
     if trust:
         look_in_current_folder()
     return [Run.open(path, trust=trust) for path in paths]
 
 
 def look_in_current_folder() -> None:
-    """Let imports look in the folder where the command runs, after all others: for code that the user named."""
+    """Add the current folder to the end of the import path, for code that the user named."""
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
 
@@ -255,8 +255,8 @@ def run_evaluate(args: list[str]) -> None:
     runs = open_runs(options.runs, trust=options.trust)
     how = {name: getattr(options, name) for name in ("episodes", "references", "unfinished", "device", "threads")}
     for run in runs if options.unfinished else []:
-        if said := what_is_unfinished(run):
-            say(f"uat: warning: {said}")
+        if warning := what_is_unfinished(run):
+            say(f"uat: warning: {warning}")
     summaries = compare([uat.evaluate(run, **how) for run in runs], each=options.each)
     if options.json:
         print_rows([to_json(summary) for summary in summaries], as_json=True)
@@ -274,16 +274,16 @@ def run_audit(args: list[str]) -> None:
         raise ValueError("name at least one run folder: uat audit RUN...")
     runs = open_runs(options.runs, trust=options.trust)
     how = {name: getattr(options, name) for name in ("episodes", "draws", "device", "threads")}
-    found = [(run, audit_run(run, **how)) for run in runs]
+    audits = [(run, audit_run(run, **how)) for run in runs]
     rows = [
         {"run": str(run.path), "method": run.config.method_name, "domain": run.config.domain_name, **row}
-        for run, one in found
-        for row in (one.rows() if options.json else to_json(one.channels))
+        for run, audit in audits
+        for row in (audit.rows() if options.json else to_json(audit.channels))
     ]
     print_rows(rows, as_json=options.json)
-    for run, one in [] if options.json else found:
+    for run, audit in [] if options.json else audits:
         show()
-        show(f"{run.path}: {one.sentence()}")
+        show(f"{run.path}: {audit.sentence()}")
 
 
 def run_demo(args: list[str]) -> None:
@@ -330,7 +330,7 @@ def run_reproduce(args: list[str]) -> None:
 
 
 def drawn_report(options: Any) -> str | None:
-    """The page made of the rows, where it can be drawn."""
+    """Write the report and return the path of its page; None if there is no report."""
     if not options.report:
         return None
     if importlib.util.find_spec("matplotlib") is None:
@@ -364,17 +364,17 @@ VERBS: dict[str, Callable[[list[str]], None]] = {
 
 USAGE = """usage: uat COMMAND [OPTIONS]
 
-  uat list [methods|domains|recipes|studies]       what there is
+  uat list [methods|domains|recipes|studies]       list methods, domains, recipes or studies
   uat train DOMAIN --method NAME [--preset P] ...  train a policy into a run folder
   uat evaluate RUN... [--each] [--json]            score and compare policies beside the Bayes filter
-  uat audit RUN... [--json]                        whether policies are feedback-blind, and what they hang on
-  uat demo [--out DIR]                             Vanilla and UAT on DarkRoom, and a page to look at
-  uat data check NAME PATH [--json]                what a file of yours holds, and whether it can be used
+  uat audit RUN... [--json]                        test whether policies are feedback-blind
+  uat demo [--out DIR]                             train Vanilla and UAT on DarkRoom, write a page
+  uat data check NAME PATH [--json]                describe a file of yours, and whether it can be used
   uat data fetch NAME FOLDER                       download a published data set, such as movielens-1m
-  uat data prepare NAME PATH --out FILE            read files once into one that every machine can read
-  uat reproduce STUDY [--preset P] [--dry-run] ... run a study of the paper, or all; goes on where it stopped
-  uat report DIR [--out DIR]                       tables, figures and one page of a study's rows
-  uat bench [--cases ...] [--json] [--plot FILE]   speed of every path beside its slow twin and its peers
+  uat data prepare NAME PATH --out FILE            convert files to one that every machine can read
+  uat reproduce STUDY [--preset P] [--dry-run] ... run or resume a study of the paper, or all
+  uat report DIR [--out DIR]                       make tables, figures and a page from a study's rows
+  uat bench [--cases ...] [--json] [--plot FILE]   time each fast path, its slow twin and its peers
 
 `uat COMMAND --help` explains every option."""
 
@@ -384,24 +384,24 @@ USAGE = """usage: uat COMMAND [OPTIONS]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """Train a policy. Every setting of the chosen domain and method is a flag; their defaults are the preset's."""
+    """Train a policy. Every setting of the chosen domain and method is a flag whose default comes from the preset."""
 
     domain_name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DOMAIN")]
-    """The domain, such as darkroom; or python:MODULE:CLASS, code of yours."""
+    """Domain, such as darkroom; or your own code as python:MODULE:CLASS."""
     method_name: Annotated[str, tyro.conf.arg(name="method", metavar="NAME")] = "uat"
-    """The method, such as uat or vanilla; or python:MODULE:CLASS, code of yours."""
+    """Method, such as uat or vanilla; or your own code as python:MODULE:CLASS."""
     preset: str = "paper"
     """smoke (seconds), quick (minutes on two cores) or paper (the published settings)."""
     seed: int = 0
-    """Decides initial weights, training worlds, sampled actions and dropout."""
+    """Seed of initial weights, training worlds, sampled actions and dropout."""
     out: Path | None = None
     """Run folder; unset: runs/DOMAIN-METHOD-PRESET-SEED."""
     resume: bool = False
-    """Continue the run in that folder where it stopped."""
+    """Resume the run in that folder."""
     source: Path | None = None
-    """Run folder whose training is the same, such as Vanilla's for tent and cotta: taken over, not done again."""
+    """Run folder whose trained weights are reused, if the training is the same: Vanilla's for tent and cotta."""
     device: Device = None
-    """Where to run; unset: CUDA if there is one."""
+    """Device to run on; unset: CUDA if available."""
     threads: int | None = None
     """CPU threads; unset: UAT_THREADS, or one."""
     dry_run: bool = False
@@ -411,10 +411,10 @@ class TrainOptions:
 
 
 def peek(args: list[str]) -> dict[str, str]:
-    """The names that decide which settings `uat train` has."""
+    """Read the domain, the method and the preset, which decide the settings of `uat train`."""
 
     def value_of(flag: str, default: str) -> str:
-        """The last one counts, as it does for tyro."""
+        """Return the value of the last such flag, as tyro does."""
         for i in reversed(range(len(args))):
             if args[i] == flag and i + 1 < len(args):
                 return args[i + 1]
@@ -435,7 +435,7 @@ def peek(args: list[str]) -> dict[str, str]:
 
 
 def named(kind: str, name: str, registry: Registry[Any]) -> str:
-    """A name that is known, or an address: its code is imported, since this command names it."""
+    """Return a known name or an address, whose code is imported because the user named it on the command line."""
     if is_address(name):
         look_in_current_folder()
         registry.adopt(name)
@@ -443,47 +443,45 @@ def named(kind: str, name: str, registry: Registry[Any]) -> str:
 
 
 def parse(kind: Any, args: list[str], prog: str) -> Any:
-    """tyro's parsing; what it finds wrong becomes one sentence."""
-    said = io.StringIO()
+    """Parse with tyro, and turn its error message into a ValueError of one sentence."""
+    message = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(message):
             return tyro.cli(kind, args=args, prog=prog, config=(tyro.conf.FlagCreatePairsOff,))
     except SystemExit as stop:
         if not stop.code:
             raise
-        raise ValueError(one_sentence(said.getvalue(), prog)) from None
+        raise ValueError(one_sentence(message.getvalue(), prog)) from None
 
 
 def one_sentence(framed: str, prog: str) -> str:
-    """The first paragraph of tyro's framed message, and the flag it suggests. Frames are drawn, or plain dashes."""
+    """Return the first paragraph of tyro's framed message with the flag it suggests; a frame may be plain dashes."""
     lines = [line.strip("│╭╮╰╯|+ ") for line in framed.splitlines()]
-    start = next(
-        (i for i, line in enumerate(lines) if set(line) == {"-"}), 0
-    )  # a plain frame has its title above a rule
-    if lacking := required_names(framed):
-        return f"{prog} needs {' and '.join(lacking)}; see {prog} --help"
+    start = next((i for i, line in enumerate(lines) if set(line) == {"-"}), 0)  # in a plain frame, below the title
+    if missing := required_names(framed):
+        return f"{prog} needs {' and '.join(missing)}; see {prog} --help"
     paragraphs: list[list[str]] = [[]]
     for line in lines[start + 1 :]:
         if line and set(line) <= {"─", "-"}:
             paragraphs.append([])
         elif line:
             paragraphs[-1].append(line)
-    said = re.sub(r"^Error parsing \w+: ", "", " ".join(paragraphs[0]).rstrip("."))
+    sentence = re.sub(r"^Error parsing \w+: ", "", " ".join(paragraphs[0]).rstrip("."))
     close = next((p[1].split()[0] for p in paragraphs if p and p[0].startswith("Perhaps you meant") and p[1:]), None)
-    return f"{said}; did you mean {close}?" if close else f"{said}; see {prog} --help"
+    return f"{sentence}; did you mean {close}?" if close else f"{sentence}; see {prog} --help"
 
 
 def required_names(framed: str) -> list[str]:
-    """Which arguments tyro's message says are missing: indented once, where what they mean is indented twice."""
+    """Return the missing arguments of tyro's message: they are indented once, their explanations twice."""
     lines = [line.strip("│|+").rstrip() for line in framed.splitlines()]
     depths = [len(line) - len(line.lstrip()) for line in lines]
     first = next((i for i, line in enumerate(lines) if line.lstrip().startswith("Missing from ")), len(lines) - 1)
-    said = itertools.takewhile(lambda i: set(lines[i]) - set(" ─-"), range(first + 1, len(lines)))
-    return [lines[i].strip() for i in said if depths[i] == depths[first] + 4]
+    listed = itertools.takewhile(lambda i: set(lines[i]) - set(" ─-"), range(first + 1, len(lines)))
+    return [lines[i].strip() for i in listed if depths[i] == depths[first] + 4]
 
 
 def best_epoch(run: Run) -> dict[str, Any]:
-    """The row of the epoch whose weights were kept."""
+    """Return the row of the epoch whose weights were kept."""
     metric, file = run.config.build_domain().metrics[0], "metrics.jsonl"
     name, sign = f"validation/{metric.name}", 1 if metric.higher_is_better else -1
     rows = [check_row(row, {name: NUMBER}, str(run.file(file))) for row in run.rows(file) if name in row]

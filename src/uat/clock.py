@@ -1,4 +1,4 @@
-"""The one clock: which action and reward a policy knows at each step."""
+"""The clock: it decides which action and reward a policy knows at each step."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ NO_ACTION = -1
 
 
 def shift(x_BT: Tensor, lag: int) -> Tensor:
-    """Return x as it was `lag` steps before each t; nothing (id -1, or zero) before the start."""
+    """Return x shifted `lag` steps later; the first `lag` steps are filled with "none" (id -1, or zero)."""
     before = torch.full_like(x_BT[:, :lag], nothing(x_BT))
     return torch.cat([before, x_BT], dim=1)[:, : x_BT.shape[1]]
 
 
 def blank(x_BT: Tensor, valid_BT: Tensor) -> Tensor:
-    """Nothing where a step is padding."""
+    """Return x with "none" at every step that is padding."""
     return torch.where(valid_BT.view(*valid_BT.shape, *[1] * (x_BT.dim() - 2)), x_BT, nothing(x_BT))
 
 
@@ -41,10 +41,10 @@ class Clock:
     reward_lag: int = 1
     reward_scale: float = 1.0
     facts: tuple[str, ...] = ()
-    """Those that methods may know."""
+    """Names of the facts that methods see."""
 
     def batch(self, trajectory: Trajectory) -> Batch:
-        """Padding may hold anything; a policy finds nothing there."""
+        """Return the batch of a trajectory: everything that the policy knows at each step. Padding is blanked."""
         valid = trajectory.valid
         told = trajectory if trajectory.told is None else trajectory.told
         reward_BT, known_BT = known_rewards(told.reward, told.reward_known), told.reward_known
@@ -76,7 +76,7 @@ class Clock:
         return blank(known_rewards(trajectory.reward, trajectory.reward_known), trajectory.valid) * self.reward_scale
 
     def begin(self, no_action_B: Tensor) -> History:
-        """The feedback of B episodes that start now."""
+        """Return the empty feedback history of B new episodes."""
         no_reward_B = torch.zeros(no_action_B.shape[0], device=no_action_B.device)
         return History(clock=self, actions=[no_action_B], rewards=[no_reward_B] * self.reward_lag)
 

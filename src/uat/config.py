@@ -1,4 +1,4 @@
-"""RunConfig: everything that decides a run's numbers, as frozen dataclasses, and its way to and from JSON."""
+"""RunConfig: every setting that decides a run's numbers, as frozen dataclasses, and the conversion to and from JSON."""
 
 from __future__ import annotations
 
@@ -39,31 +39,31 @@ Precision = Literal["fp64", "fp32", "tf32", "bf16"]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
     epochs: Epochs = 500
-    """Most epochs; in a simulator domain an epoch is one batch of episodes and one optimizer step."""
+    """Maximum number of epochs; in a simulator domain an epoch is one batch of episodes and one optimizer step."""
     batch_size: Count = 256
     """Episodes per epoch."""
     lr: Scale = 2e-3
-    """Learning rate of all parameters but the utility encoder and the regime readout."""
+    """Learning rate of all parameters except the utility encoder and the regime readout."""
     utility_lr: Scale = 2e-2
     """Learning rate of the utility encoder and the regime readout."""
     lr_schedule: Literal["constant", "cosine"] = "constant"
-    """What the learning rates do after the warm-up: stay, or fall to zero along a cosine."""
+    """Learning rates after the warm-up: constant, or decaying to zero along a cosine."""
     warmup: Warmup = 0
-    """Epochs over which the learning rates rise from zero."""
+    """Epochs of warm-up, in which the learning rates rise linearly from zero."""
     weight_decay: Amount = 1e-5
     """Adam's L2 penalty."""
     clip: Scale = 1.0
-    """Largest norm of the gradient."""
+    """Maximum norm of the gradient; larger gradients are clipped."""
     validate_every: Epochs = 10
-    """Epochs from one validation, and one checkpoint, to the next."""
+    """Epochs between validations; each validation also writes a checkpoint."""
     validation_episodes: Episodes = 1024
     """Episodes of each validation, always the same ones."""
     patience: Epochs = 100
-    """Epochs without a better validation after which training stops."""
+    """Epochs without a better validation score after which training stops."""
     random_start: bool = False
-    """Place training episodes at random rows of the position table, so that longer episodes are in range."""
+    """Start training episodes at random rows of the position table, so that the policy can act in longer episodes."""
     precision: Precision = "fp32"
-    """Arithmetic: tf32 and bf16 let a GPU round the inputs of matrix products; fp64 is for checking."""
+    """Floating-point precision: with tf32 and bf16 a GPU rounds the inputs of matrix products; fp64 is for tests."""
 
     def __post_init__(self) -> None:
         check_fields(self, "train.")
@@ -85,9 +85,9 @@ class RunConfig:
     domain_name: str
     method_name: str
     preset: str
-    """The preset it was composed from."""
+    """The preset from which the settings were composed."""
     seed: Seed
-    """Decides initial weights, training worlds, sampled actions and dropout."""
+    """Seed of initial weights, training worlds, sampled actions and dropout."""
     domain: Any
     """The domain's own config."""
     method: Any
@@ -95,7 +95,7 @@ class RunConfig:
     train: TrainConfig
     evaluation: EvaluationConfig
     feedback: FeedbackConfig = TRUE
-    """What policies are told of their actions and rewards, in training and when judged."""
+    """Corruption of the actions and rewards that policies see, in training and in evaluation."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -117,35 +117,35 @@ class RunConfig:
                 )
 
     def build_domain(self) -> Any:
-        """The domain as the run's policy meets it."""
+        """Build the domain with the feedback that the run's policy receives."""
         domain = self.build_true_domain()
         return domain if self.feedback.is_true else CorruptedDomain(domain, self.feedback)
 
     def build_true_domain(self) -> Any:
-        """The domain as its references meet it: they are told the truth."""
+        """Build the domain with true feedback, for its references."""
         domain = DOMAINS[self.domain_name].build(self.domain)
         if not isinstance(domain, Domain):
             raise ValueError(f"{self.domain_name} makes {shown(domain)}, where a uat.Domain is expected")
         return domain
 
     def identity(self) -> str:
-        """Names the run: the hash of what its config changes, of the method's and the domain's revision.
+        """Return the name of the run: a hash of the changed settings and of the method's and the domain's revision.
 
-        Not of where or on what it runs: a prepared file of data counts by what it holds. And a setting that is added
-        later, at its default, renames no run.
+        Folders and devices do not enter; a prepared data file enters by a hash of its contents. A setting that a later
+        version adds changes no hash while it is at its default.
         """
         plain = run_config_from_json(to_json(self))  # 1 and 1.0 are the same setting
         changed = {name: changes(getattr(plain, name)) for name in SECTIONS}
         changed["domain"] |= DOMAINS[self.domain_name].content(self.domain)
         if not changed["feedback"]:
-            del changed["feedback"]  # a section that came later: runs under the truth keep their names
+            del changed["feedback"]  # the section was added later: runs with true feedback keep their names
         revisions = [METHODS[self.method_name].policy.revision, DOMAINS[self.domain_name].revision]
         what = [self.domain_name, self.method_name, self.preset, self.seed, changed, revisions]
         text = json.dumps(what, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def kind(self) -> str:
-        """The same name for runs that differ by seed alone."""
+        """Return a name that runs share if they differ by seed alone."""
         return replace(self, seed=0).identity()
 
 
@@ -153,23 +153,23 @@ SECTIONS = ("domain", "method", "train", "evaluation", "feedback")
 
 
 def changes(section: Any) -> dict[str, Any]:
-    """The fields that are not at their defaults, under their oldest names."""
+    """Return the fields that are not at their defaults, under their oldest names."""
     default, oldest = type(section)(), original_names(type(section))
     return {oldest[name]: value for name, value in to_json(section).items() if value != to_json(getattr(default, name))}
 
 
 def with_oldest_names(section: Any) -> dict[str, Any]:
-    """All fields as JSON under their oldest names, to be compared with what other versions wrote."""
+    """Return all fields as JSON under their oldest names, for comparison with files of other versions."""
     oldest = original_names(type(section))
     return {oldest[name]: value for name, value in to_json(section).items()}
 
 
 FIXED = ("domain_name", "method_name", "preset")
-"""Names that chose the other settings, and so cannot be changed after them."""
+"""Fields that select all other settings, and so cannot be overridden."""
 
 
 def override(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
-    """The config with some fields changed: `override(c, {"train.lr": 1e-3, "seed": 2})`."""
+    """Return the config with some fields changed: `override(c, {"train.lr": 1e-3, "seed": 2})`."""
     if not isinstance(config, RunConfig):
         raise TypeError(f"config={shown(config)} must be a RunConfig")
     if not isinstance(changes, Mapping):
@@ -187,7 +187,7 @@ def override(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
 
 
 def current_name(config: RunConfig, name: Any) -> Any:
-    """The dotted name that a setting has now, given that or an old one."""
+    """Return the current dotted name of a setting, given its current or an old one."""
     section, dot, field = name.partition(".") if isinstance(name, str) else (name, "", "")
     if not dot or section not in SECTIONS:
         return name
@@ -195,7 +195,7 @@ def current_name(config: RunConfig, name: Any) -> Any:
 
 
 def oldest_name(config: RunConfig, name: str) -> str:
-    """The oldest dotted name of a setting."""
+    """Return the oldest dotted name of a setting."""
     section, dot, field = name.partition(".")
     return f"{section}.{original_names(type(getattr(config, section)))[field]}" if dot else name
 
@@ -208,7 +208,7 @@ def _with(owner: Any, path: list[str], value: Any, name: str) -> Any:
 
 
 def setting_names(config: Any, prefix: str = "") -> list[str]:
-    """Every field that `override` may change, dotted."""
+    """Return the dotted names of all fields that `override` can change."""
     names = []
     for item in dataclasses.fields(config):
         value, name = getattr(config, item.name), prefix + item.name
@@ -224,7 +224,7 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 
 
 def lookup(kind: str, name: str, table: Mapping[str, Any] | Iterable[str]) -> str:
-    """The name itself, if it is known."""
+    """Return the name if it is known; otherwise raise a ValueError with a suggestion."""
     if not isinstance(name, str):
         raise ValueError(f"{kind}={shown(name)} must be str")
     if name not in table:
@@ -238,7 +238,7 @@ def lookup(kind: str, name: str, table: Mapping[str, Any] | Iterable[str]) -> st
 
 
 def to_json(value: Any) -> Any:
-    """Plain JSON values of a config or a spec."""
+    """Return a config or a spec as plain JSON values."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {item.name: to_json(getattr(value, item.name)) for item in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -247,7 +247,7 @@ def to_json(value: Any) -> Any:
 
 
 def run_config_from_json(data: Mapping[str, Any]) -> RunConfig:
-    """The inverse of `to_json`; a setting that is absent has its default, none may be unknown, and types must fit."""
+    """Build the RunConfig that `to_json` wrote: absent settings take their defaults, unknown ones raise an error."""
     sections = {"train": TrainConfig, "evaluation": EvaluationConfig, "feedback": FeedbackConfig}
     try:
         sections["domain"] = DOMAINS[lookup("domain", data["domain_name"], DOMAINS)].config
@@ -288,7 +288,7 @@ def _space_to_json(space: Any) -> dict[str, Any]:
 
 
 def spec_from_json(data: Mapping[str, Any]) -> Spec:
-    others = {("facts" if name == "extras" else name): value for name, value in data.items()}  # its older name
+    others = {("facts" if name == "extras" else name): value for name, value in data.items()}  # old name
     facts = {name: tuple(shape) for name, shape in others["facts"].items()}
     spaces = {name: _space_from_json(data[name]) for name in ("obs", "action")}
     return Spec(**{**others, **spaces, "facts": facts})

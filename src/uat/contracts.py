@@ -1,7 +1,7 @@
 """The contracts: agents act, simulators are acted in, recordings are read.
 
-Each is a base class: what is abstract must be written, all else has a default that says "there is none". Nothing is
-looked for by name.
+Each is a base class: subclasses implement the abstract methods; every optional part has a default that says "there is
+none".
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ State = TypeVar("State")
 World = TypeVar("World")
 
 
-# ---------------------------------------------------------------- who acts
+# ---------------------------------------------------------------- agents
 
 
 class Memory:
@@ -109,10 +109,10 @@ class Logits:
 
 
 class Reader(ABC):
-    """Answers questions about recorded episodes: every agent, and references that never act."""
+    """Scores actions at the end of recorded episodes: every agent, and references that never act."""
 
     sampled: ClassVar[bool] = False
-    """Whether evaluation plays samples of its logits instead of their arg-max."""
+    """Whether evaluation samples actions from the logits instead of taking their arg-max."""
 
     @abstractmethod
     def read(self, batch: Batch) -> Answers:
@@ -127,14 +127,14 @@ class Agent(Reader, Generic[State]):
 
     @abstractmethod
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> State:
-        """Memory for `streams` streams of at most `capacity` steps."""
+        """Return empty memory for `streams` streams of at most `capacity` steps."""
 
     @abstractmethod
     def step(self, state: State, step: Step) -> tuple[Tensor, State]:
-        """Logits over actions, and the state after this step; the state that came in is consumed."""
+        """Return logits over actions and the state after this step; the given state must not be used again."""
 
     def decide(self, state: State, step: Step, gumbel_BA: Tensor | None = None) -> tuple[Tensor, State]:
-        """The action of each stream (see `choose`), and the state after this step."""
+        """Return the action of each stream (see `choose`) and the state after this step."""
         logits_BA, state = self.step(state, step)
         return choose(logits_BA, self.spec, gumbel_BA), state
 
@@ -148,7 +148,7 @@ class Agent(Reader, Generic[State]):
 
 
 def read_by_steps(agent: Agent[Any], batch: Batch) -> Answers:
-    """Return an agent's answers at the last real step, reached step by step: the slow twin of an own `read`."""
+    """Return an agent's answers at the last real step, computed step by step: the slow twin of an overridden `read`."""
     streams, steps = batch.valid.shape
     state, last = agent.init_state(streams, steps, batch.obs.device), batch.last_B[:, None]
     logits_BA = None
@@ -159,17 +159,17 @@ def read_by_steps(agent: Agent[Any], batch: Batch) -> Answers:
     return Logits(logits_BA)
 
 
-# ---------------------------------------------------------------- where
+# ---------------------------------------------------------------- worlds
 
 
 class Worlds(ABC):
-    """B episodes at once on one device, driven by randomness that is handed in."""
+    """B episodes at once on one device. All randomness is an argument, made by `noise`."""
 
     spec: Spec
 
     @abstractmethod
     def noise(self, episode_ids: Tensor, seed: int) -> Noise:
-        """All randomness of these episodes: the same for the same (seed, id), whatever the batch or device."""
+        """Return all randomness of these episodes; it depends on (seed, id) alone, not on the batch or the device."""
 
 
 @dataclass(slots=True)
@@ -179,13 +179,13 @@ class Transition(Generic[World]):
     world: World
     """The worlds after the action."""
     obs: Tensor
-    """The observation there; after the end of an episode, the one that follows."""
+    """The next observation; after the end of an episode, it may be the first one of the next episode."""
     reward_B: Tensor
     """The reward of the action."""
     terminated_B: Tensor
-    """True where the task ended the episode: nothing could have been earned after it."""
+    """True where the task ended the episode: no reward could follow."""
     truncated_B: Tensor | None = None
-    """True where the episode was cut off, as by a time limit: more could have been earned. None: nowhere."""
+    """True where the episode was cut off, as by a time limit: more rewards could have followed. None: nowhere."""
     final_obs: Tensor | None = None
     """The last observation of ended episodes, in worlds whose `obs` already starts the next one. None: `obs`."""
     reward_known_B: Tensor | None = None
@@ -202,18 +202,18 @@ class Simulator(Worlds, Generic[World]):
 
     @abstractmethod
     def reset(self, noise: Noise) -> tuple[World, Tensor]:
-        """The worlds at their first step, and what is observed there."""
+        """Return the worlds at their first step and the first observations."""
 
     @abstractmethod
     def step(self, world: World, action: Tensor) -> Transition[World]:
         """Return the result of the action in each world."""
 
     def expert(self, world: World) -> Tensor | None:
-        """The privileged expert's action in each world, to be imitated; None: there is no expert."""
+        """Return the privileged expert's action in each world, to be imitated; None: there is no expert."""
         return None
 
     def allowed(self, world: World) -> Tensor | None:
-        """(B, A) True where the action may be taken now; None: all may."""
+        """Return (B, A) True where the action is allowed at this step; None: all are."""
         return None
 
     def facts(self, world: World) -> dict[str, Tensor]:
@@ -222,7 +222,7 @@ class Simulator(Worlds, Generic[World]):
 
 
 class Recording(Worlds):
-    """Episodes that no action changes, such as those of a log: all there at once, and agents are asked about them.
+    """Episodes that no action changes, such as those of a log: all steps exist in advance, and agents only read them.
 
     Training takes the episodes as they are. In evaluation an agent receives the recorded actions and rewards, never its
     own, and answers at the last step of each episode.
@@ -230,8 +230,8 @@ class Recording(Worlds):
 
     @abstractmethod
     def trajectory(self, noise: Noise) -> Trajectory:
-        """The episodes as they happened; their actions are the recorded ones."""
+        """Return the episodes as they happened, with the recorded actions."""
 
     @abstractmethod
     def judged(self, trajectory: Trajectory, noise: Noise, answers: Answers) -> Trajectory:
-        """The episodes with facts, one per episode, of how good the answers were: what the metrics are made of."""
+        """Return the episodes with scores of the answers added to their facts, one per episode, for the metrics."""

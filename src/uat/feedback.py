@@ -1,15 +1,15 @@
-"""Corruption of the feedback channel: what a policy is told of its actions and rewards, as far as it is not true.
+"""Corrupted feedback: policies receive altered actions and rewards, while the world stays the same.
 
-The world goes on as it was: observations, targets, earned rewards and metrics are those of the clean channel, bit for
-bit. Only what the clock tells a policy changes. What is told in place of r_s, the reward that step s earned, is
+Observations, targets, earned rewards and metrics equal those of the clean channel, bit for bit. Only the feedback that
+the clock delivers to a policy changes. In place of r_s, the reward of step s, a policy receives
 
   true       r_s                    shuffled   r_j, with j drawn uniformly from 0 .. s
   null       0                      inverted   -r_s
 
-plus `noise` times a standard normal number, and it comes `delay` steps later than it would. A null action is "none".
-Draws depend on (seed, episode, step) alone, so they are the same for every policy and in every batch.
+plus `noise` times a standard normal number, and `delay` steps later than in the clean channel. A null action is the
+action "none". Draws depend on (seed, episode, step) alone, so they are the same for every policy and in every batch.
 
-Any simulator:    corrupt(simulator, noise=2.0)              a simulator like any other, captured as a CUDA graph too
+Any simulator:    corrupt(simulator, noise=2.0)              another simulator; CUDA graphs capture it as well
 Any logs:         corrupt(trajectory, reward="shuffled")     with the episodes' ids and a seed
 Any training:     RunConfig.feedback, on the command line --feedback.reward null
 
@@ -34,19 +34,19 @@ from uat.noise import uniform
 from uat.settings import Amount, Delay, Seed, changed_fields, check_fields, checked, shown
 
 PREFIX = "feedback."
-"""Names of the channel's own noise begin so."""
+"""Prefix of the names of the channel's own noise."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedbackConfig:
     reward: Literal["true", "null", "shuffled", "inverted"] = "true"
-    """What is told in place of a reward: itself, zero, one of those earned so far in the episode, or its negative."""
+    """Reward that policies see: the true one, zero, one drawn from the episode so far, or the negated one."""
     noise: Amount = 0.0
-    """Deviation of the normal noise added to what is told, in units of the domain's own reward."""
+    """Standard deviation of the normal noise added to these rewards, in units of the domain's reward."""
     action: Literal["true", "null"] = "true"
-    """What is told of an action: itself, or that there was none."""
+    """Previous action that policies see: the true one, or none."""
     delay: Delay = 0
-    """Steps by which rewards arrive later than the domain says."""
+    """Steps by which rewards arrive later than in the domain itself."""
 
     def __post_init__(self) -> None:
         check_fields(self, PREFIX)
@@ -57,12 +57,12 @@ class FeedbackConfig:
 
     @property
     def setting(self) -> str:
-        """What differs from the truth, in a few words: "feedback.reward=null,feedback.action=null"."""
+        """The settings that differ from true feedback: "feedback.reward=null,feedback.action=null"."""
         changed = changed_fields(self)
         return ",".join(f"{PREFIX}{name}={value}" for name, value in changed.items())
 
     def draw(self, episode_ids: Tensor, seed: int, steps: int) -> Noise:
-        """The randomness of the channel in these episodes; empty where it has none."""
+        """Draw the channel's random numbers for these episodes; empty if the channel is not random."""
         drawn: Noise = {}
         if self.reward == "shuffled":
             share_BT = uniform(seed, "feedback.pick", episode_ids, steps)
@@ -72,7 +72,7 @@ class FeedbackConfig:
         return drawn
 
     def change(self, action: Tensor, reward: Tensor) -> tuple[Tensor, Tensor]:
-        """All that needs neither randomness nor the past."""
+        """Apply the changes that need neither randomness nor the past."""
         if self.action == "null":
             action = torch.full_like(action, 0 if action.is_floating_point() else NO_ACTION)
         if self.reward == "null":
@@ -82,7 +82,7 @@ class FeedbackConfig:
         return action, reward
 
     def tell(self, trajectory: Trajectory, noise: Noise) -> Trajectory:
-        """Whole episodes, of which a policy is told something else: what a simulator's channel tells, all at once."""
+        """Return whole episodes with corrupted feedback: the same as a corrupted simulator gives step by step."""
         true = trajectory if trajectory.told is None else trajectory.told
         action, sent_BT = self.change(true.action, known_rewards(true.reward, true.reward_known))
         known_BT = true.reward_known
@@ -107,11 +107,11 @@ class CorruptedWorld:
     inner: Any
     noise: Noise
     earned: tuple[Tensor, ...] = ()
-    """What every step so far has earned; kept where draws need it."""
+    """Reward of every step so far; empty unless rewards are shuffled."""
     knew: tuple[Tensor, ...] = ()
-    """Where that is known, if it is not known everywhere."""
+    """Masks of known rewards for `earned`; empty while all are known."""
     sent: tuple[tuple[Tensor, Tensor | None], ...] = ()
-    """What has been put into the channel so far, and where it is known."""
+    """Rewards put into the channel so far, with masks of known rewards; a mask of None: all are known."""
 
     @property
     def t(self) -> int:
@@ -119,20 +119,20 @@ class CorruptedWorld:
 
 
 def _drawn(worlds: Worlds, config: FeedbackConfig, episode_ids: Tensor, seed: int) -> Noise:
-    """The worlds' noise with the channel's own beside it."""
-    found = worlds.noise(episode_ids, seed)
-    device = next(iter(found.values())).device if found else episode_ids.device
-    return {**found, **config.draw(episode_ids.to(device), seed, worlds.spec.steps)}
+    """Return the worlds' noise together with the channel's."""
+    drawn = worlds.noise(episode_ids, seed)
+    device = next(iter(drawn.values())).device if drawn else episode_ids.device
+    return {**drawn, **config.draw(episode_ids.to(device), seed, worlds.spec.steps)}
 
 
-def _apart(noise: Noise) -> tuple[Noise, Noise]:
-    """The worlds' noise, and the channel's."""
+def _split(noise: Noise) -> tuple[Noise, Noise]:
+    """Split noise into the worlds' and the channel's."""
     own = {name: value for name, value in noise.items() if name.startswith(PREFIX)}
     return {name: value for name, value in noise.items() if name not in own}, own
 
 
 class CorruptedRecording(Recording):
-    """Episodes that no action changes, of which policies are told something else than what happened."""
+    """A recording whose policies receive corrupted feedback."""
 
     def __init__(self, worlds: Recording, config: FeedbackConfig) -> None:
         self.worlds, self.config, self.spec = worlds, config, worlds.spec
@@ -141,15 +141,15 @@ class CorruptedRecording(Recording):
         return _drawn(self.worlds, self.config, episode_ids, seed)
 
     def trajectory(self, noise: Noise) -> Trajectory:
-        theirs, own = _apart(noise)
-        return self.config.tell(self.worlds.trajectory(theirs), own)
+        worlds_noise, channel_noise = _split(noise)
+        return self.config.tell(self.worlds.trajectory(worlds_noise), channel_noise)
 
     def judged(self, trajectory: Trajectory, noise: Noise, answers: Answers) -> Trajectory:
-        return self.worlds.judged(trajectory, _apart(noise)[0], answers)
+        return self.worlds.judged(trajectory, _split(noise)[0], answers)
 
 
 class CorruptedSimulator(Simulator[CorruptedWorld]):
-    """A simulator whose policies are told something else than what happens."""
+    """A simulator whose policies receive corrupted feedback."""
 
     def __init__(self, worlds: Simulator[Any], config: FeedbackConfig) -> None:
         self.worlds, self.config, self.spec, self.on_host = worlds, config, worlds.spec, worlds.on_host
@@ -158,9 +158,9 @@ class CorruptedSimulator(Simulator[CorruptedWorld]):
         return _drawn(self.worlds, self.config, episode_ids, seed)
 
     def reset(self, noise: Noise) -> tuple[CorruptedWorld, Tensor]:
-        theirs, own = _apart(noise)
-        inner, obs = self.worlds.reset(theirs)
-        return CorruptedWorld(inner, own), obs
+        worlds_noise, channel_noise = _split(noise)
+        inner, obs = self.worlds.reset(worlds_noise)
+        return CorruptedWorld(inner, channel_noise), obs
 
     def expert(self, world: CorruptedWorld) -> Tensor | None:
         return self.worlds.expert(world.inner)
@@ -195,7 +195,7 @@ def _never(known_B: Tensor | None) -> Tensor | None:
     return None if known_B is None else torch.zeros_like(known_B)
 
 
-# ---------------------------------------------------------------- the one line, and domains
+# ---------------------------------------------------------------- corrupt, and domains
 
 
 @overload
@@ -213,10 +213,10 @@ def corrupt(
     seed: int = 0,
     **settings: Any,
 ) -> CorruptedSimulator | CorruptedRecording | Trajectory:
-    """A simulator, or logged episodes, of which policies are told something else: `corrupt(simulator, noise=2.0)`.
+    """Return a simulator, a recording or logged episodes with corrupted feedback: `corrupt(simulator, noise=2.0)`.
 
-    Settings are those of FeedbackConfig, and change the config where one is given. Logs take the ids of their
-    episodes (unset: 0, 1, ...) and a seed; a simulator is handed both with each rollout.
+    Settings are the fields of FeedbackConfig and override those of `config`. `episode_ids` (unset: 0, 1, ...) and
+    `seed` are for logged episodes; simulators and recordings receive both with each rollout.
     """
     known = {f.name for f in fields(FeedbackConfig)}
     if unknown := sorted(settings.keys() - known):
@@ -235,7 +235,7 @@ def corrupt(
 def corrupted_worlds(
     worlds: Simulator[Any] | Recording, config: FeedbackConfig
 ) -> CorruptedSimulator | CorruptedRecording:
-    """Whatever is recorded stays so."""
+    """Return the corrupted simulator of a simulator, and the corrupted recording of a recording."""
     if isinstance(worlds, CorruptedSimulator | CorruptedRecording):
         raise ValueError("this feedback is corrupted already: give all settings at once")
     if isinstance(worlds, Recording):
@@ -246,9 +246,9 @@ def corrupted_worlds(
 
 
 class CorruptedDomain(Domain):
-    """A domain whose policies are told something else; metrics, references and all other facts are the domain's own.
+    """A domain whose policies receive corrupted feedback; metrics, references and all else are the clean domain's.
 
-    Its references are agents for the true channel: a Bayes filter that meets evidence which cannot be knows nothing.
+    Its references are agents for the true channel: a Bayes filter returns NaN after evidence that its model excludes.
     """
 
     def __init__(self, domain: Domain, config: FeedbackConfig) -> None:
@@ -258,8 +258,8 @@ class CorruptedDomain(Domain):
         self.setting = ",".join([*([] if domain.setting == "default" else [domain.setting]), config.setting])
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else the domain holds."""
-        if name == "clean":  # asked for before there is one, by who copies or unpickles
+        """Return any other attribute of the clean domain."""
+        if name == "clean":  # `clean` is not set yet while an object is copied or unpickled
             raise AttributeError(name)
         return getattr(self.clean, name)
 

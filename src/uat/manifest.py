@@ -1,4 +1,4 @@
-"""What made a run's numbers: version, commit, device, libraries and command."""
+"""The origin of a run's numbers: version, commit, device, libraries and command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 
 def manifest(device: torch.device | str = "cpu") -> dict[str, Any]:
-    """What made the numbers: for a reader, not for the run's identity."""
+    """Return the origin of the numbers, for readers; it is not part of the run's identity."""
     from uat import __version__
 
     cuda = torch.device(device).type == "cuda"
@@ -30,9 +30,9 @@ def manifest(device: torch.device | str = "cpu") -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of the checkout that the package runs from, if it is one."""
+    """Return the commit of the checkout that contains this package; None if it is not in one."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        own = Path(__file__)  # installed inside somebody's checkout, it is not tracked there
+        own = Path(__file__)  # a package installed inside another project's checkout is not tracked by it
 
         def git(*args: str) -> str:
             command = ["git", "-C", str(own.parent), *args]

@@ -1,7 +1,7 @@
 """Randomness as data: numbers that depend on (seed, name, id) alone.
 
-The same on a CPU and a GPU, in any batch, in any order. A new consumer with a new name moves no other
-result. The generator is SplitMix64 (Steele, Lea and Flood 2014), one stream per id.
+The numbers are the same on a CPU and a GPU, in any batch and in any order. A new consumer takes a new name and so
+changes no other result. The generator is SplitMix64 (Steele, Lea and Flood 2014), one stream per id.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 
 
 def derive(seed: int, *names: str | int) -> int:
-    """A seed in [0, 2^63) for one named purpose."""
+    """Return a seed in [0, 2^63) for one named purpose."""
     text = "/".join(str(part) for part in (seed, *names))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
@@ -40,7 +40,7 @@ def gumbel(seed: int, name: str, ids_B: Tensor, count: int) -> Tensor:
 
 
 def uniform_of_key(key: int, ids_B: Tensor, count: int) -> Tensor:
-    """(B, count) float64 in the open interval (0, 1), from the key that seed and name give."""
+    """(B, count) float64 in the open interval (0, 1), from the key that `derive` makes of seed and name."""
     key_B = _mix(_mix(ids_B + key))
     counter = torch.arange(1, count + 1, device=ids_B.device) * GOLDEN
     bits = _mix(key_B[:, None] + counter)
@@ -48,7 +48,7 @@ def uniform_of_key(key: int, ids_B: Tensor, count: int) -> Tensor:
 
 
 uniform_by: ContextVar[Callable[[int, Tensor, int], Tensor]] = ContextVar("uniform_by", default=uniform_of_key)
-"""What computes `uniform`. An engine sets a kernel that gives the same bits, for as long as the engine runs."""
+"""The function that computes `uniform`. While an engine runs, it is a kernel with the same bits."""
 
 
 def _mix(x: Tensor) -> Tensor:
@@ -58,5 +58,5 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
-    """Logical shift; torch's own keeps the sign."""
+    """Logical shift to the right; torch's `>>` keeps the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -28,15 +28,15 @@ class Recipes:
     """The settings of one domain that differ from the defaults of its configs."""
 
     backbone: Settings = field(default_factory=dict)
-    """Of every method that has these settings."""
+    """Settings of every method whose config has them."""
     training: Settings = field(default_factory=dict)
-    """Of every method."""
+    """Training settings of every method."""
     methods: Mapping[str, Settings] = field(default_factory=dict)
-    """By method; a variant takes those of its family (see `family`)."""
+    """Method -> settings; a variant takes those of its family (see `family`)."""
     presets: Mapping[str, Settings] = field(default_factory=dict)
-    """By preset; smoke runs in seconds, quick shows the effect in minutes on two cores."""
+    """Preset -> settings; smoke runs in seconds, quick shows the effect in minutes on two cores."""
     preset_methods: Mapping[tuple[str, str], Settings] = field(default_factory=dict)
-    """By preset and method."""
+    """(preset, method) -> settings."""
 
 
 SMALL: Settings = {"method.d_model": 16, "method.num_heads": 2, "method.num_layers": 2, "method.d_ff": 32}
@@ -59,11 +59,11 @@ DEFAULT = Recipes(
         "paper": {},
     }
 )
-"""The recipes of a domain that names none, such as somebody else's."""
+"""The recipes of domains without recipes of their own, such as a user's."""
 
 
 def recipe(domain: str, method: str, preset: str = "paper", *, seed: int = 0) -> RunConfig:
-    """The settings under which a method is trained in a domain: published ones, or defaults where there are none."""
+    """Return the settings under which a method is trained in a domain: published ones if they exist, else defaults."""
     lookup("domain", domain, DOMAINS)
     lookup("method", method, METHODS)
     lookup("preset", preset, PRESETS)
@@ -90,7 +90,7 @@ def recipe(domain: str, method: str, preset: str = "paper", *, seed: int = 0) ->
 
 
 def recipes_of(domain: str) -> Recipes:
-    """The published recipes of a domain, or the defaults."""
+    """Return the published recipes of a domain, or the defaults."""
     module = DOMAINS[domain].recipes
     return DEFAULT if module is None else importlib.import_module(module).RECIPES[domain]
 
@@ -98,10 +98,10 @@ def recipes_of(domain: str) -> Recipes:
 def compose(
     domain: Any, method: Any = "uat", preset: str = "paper", *, seed: int = 0, settings: Settings | None = None
 ) -> RunConfig:
-    """The recipe of a domain and a method that are at hand, with some settings changed.
+    """Return the recipe of a domain and a method, given by name or as objects, with some settings changed.
 
     domain: a name, an address such as "python:bandit:Bandit", or an object;
-    method: a name, an address, a policy class, or a config, which is taken as it is;
+    method: a name, an address, a policy class, or a config, which replaces the recipe's;
     settings: what differs from the recipe, such as {"train.epochs": 50}.
     """
     (domain_name, own_domain), (method_name, own_method) = domain_known_as(domain), method_known_as(method)
@@ -114,22 +114,22 @@ def compose(
 
 
 def default_folder(config: RunConfig) -> Path:
-    """The run folder of a config where none is named: runs/DOMAIN-METHOD-PRESET-SEED."""
+    """Return the default run folder of a config: runs/DOMAIN-METHOD-PRESET-SEED."""
     domain, method = (name.rpartition(":")[2] for name in (config.domain_name, config.method_name))
     return Path("runs") / safe_name(f"{domain}-{method}-{config.preset}-{config.seed}")
 
 
 def pairs() -> list[tuple[str, str]]:
-    """Every domain with every method that serves it."""
+    """Return every pair of a domain and a method that serves it."""
     return [(domain, name) for domain in DOMAINS for name, method in METHODS.items() if method.serves(domain)]
 
 
 def shared(config: RunConfig, settings: Settings) -> Settings:
-    """Settings meant for every method of a domain, without those that this method's config does not have."""
+    """Return the domain's settings for all methods, without those that this method's config does not have."""
     known = setting_names(config)
     return {name: value for name, value in settings.items() if name in known or not name.startswith("method.")}
 
 
 def family(method: str) -> str:
-    """The method whose published settings a variant shares: `uat-no-kv` is of the family `uat`."""
+    """Return the method whose published settings a variant shares: `uat` for `uat-no-kv`."""
     return method if is_address(method) else method.split("-")[0]

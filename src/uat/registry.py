@@ -1,11 +1,11 @@
-"""Registries of methods and domains: what uat brings along, what a program registers, what installed packages offer.
+"""Registries of methods and domains: uat's own entries, those that a program registers, those that packages offer.
 
-Nothing but uat's own entries is there at first. Packages offer theirs as entry points; these are looked up when a name
-is asked for that uat does not know, or when everything is listed, and a package is imported only then. An entry that
-cannot be imported is a problem with a sentence: it is raised where that entry is asked for, and everything else works.
+At first a registry holds only uat's own entries. Installed packages offer entries as entry points, which are read when
+a name is unknown or when all entries are listed; only then is a package imported. An entry that cannot be imported
+becomes a `Problem` with a sentence: the error is raised for that name alone, and everything else works.
 
-An address, `python:module:name`, says where code is. It is imported by `adopt` alone, which is called where a user
-named the address or trusts the file that does.
+An address, `python:module:name`, names code. Only `adopt` imports it, and is called only for addresses that the user
+named, or that are in a file that the user trusts.
 """
 
 from __future__ import annotations
@@ -25,41 +25,41 @@ if TYPE_CHECKING:
 Entry = TypeVar("Entry")
 
 OWN = "uat"
-"""The owner of what uat brings along."""
+"""The owner of the entries that uat supplies."""
 ADDRESS = re.compile(r"python:(?P<module>\w+(\.\w+)*):(?P<name>\w+(\.\w+)*)")
 TRUST = "--trust on the command line, trust=True in Python"
 
 
 def is_address(name: Any) -> bool:
-    """Whether a name says where code is: `python:module:name`."""
+    """Whether a name is the address of code: `python:module:name`."""
     return isinstance(name, str) and name.startswith("python:")
 
 
 def address_of(value: Any) -> str:
-    """Where a class or function is: its module and its name in there."""
+    """Return the address of a class or function, made of its module and its name."""
     return f"python:{value.__module__}:{value.__qualname__}"
 
 
 def can_be_imported(value: Any) -> bool:
-    """Whether another process finds the same class or function at its address."""
+    """Whether another process can import the class or function from its address."""
     return value.__module__ != "__main__" and "<locals>" not in value.__qualname__
 
 
 def import_address(address: str) -> Any:
-    """The object at an address; a ValueError says why there is none."""
+    """Import the object at an address; raise a ValueError that says why if that fails."""
     if (match := ADDRESS.fullmatch(address)) is None:
         raise ValueError(
             f"{shown(address)} is not an address: expected python:MODULE:NAME, such as python:bandit:Bandit"
         )
     try:
-        found = importlib.import_module(match["module"])
+        value = importlib.import_module(match["module"])
         for part in match["name"].split("."):
-            found = getattr(found, part)
+            value = getattr(value, part)
     except AttributeError:
         raise ValueError(f"{address}: the module {match['module']} has no {match['name']!r}") from None
-    except (Exception, SystemExit) as error:  # whatever somebody else's module raises
+    except (Exception, SystemExit) as error:  # a foreign module may raise anything
         raise ValueError(f"{address} cannot be imported: {_in_words(error)}") from error
-    return found
+    return value
 
 
 def _in_words(error: BaseException) -> str:
@@ -68,7 +68,7 @@ def _in_words(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """An entry that a package offers and that cannot be used."""
+    """An entry that a package offers but that cannot be used."""
 
     name: str
     owner: str
@@ -76,11 +76,10 @@ class Problem:
 
 
 class Registry(MutableMapping[str, Entry], Generic[Entry]):
-    """Entries by name. Code that is known by its address, or was handed over as an object, is found here, too, but not
-    listed.
+    """Entries by name. Entries known by an address, and objects, can be looked up as well, but are not listed.
 
-    kind: what an entry is called in messages, such as "method"; group: the entry points that add to it;
-    convert: makes an entry of what a package offers or an address names, or raises a ValueError or TypeError;
+    kind: the word for an entry in messages, such as "method"; group: the group of entry points that add entries;
+    convert: makes an entry of the object at an entry point or an address, or raises a ValueError or TypeError;
     reserved: names that no entry may have.
     """
 
@@ -94,7 +93,7 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
     ) -> None:
         self.kind, self.group, self._convert, self._reserved = kind, group, convert, reserved
         self.own = tuple(own)
-        """Names of uat's own entries: asking for these imports nothing."""
+        """Names of uat's own entries; looking them up imports no other package."""
         self._entries: dict[str, Entry] = dict(own)
         self._owners: dict[str, str] = {}
         self._identities: dict[str, Any] = {}
@@ -117,7 +116,7 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
     def __iter__(self) -> Iterator[str]:
         for name in list(self._offers()):
             self._load(name)
-        return iter([name for name in self._entries if ":" not in name])  # neither addresses nor objects
+        return iter([name for name in self._entries if ":" not in name])  # leave out addresses and objects
 
     def __len__(self) -> int:
         return len(list(iter(self)))
@@ -129,10 +128,10 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
         del self._entries[name]
         self._owners.pop(name, None)
 
-    # ------------------------------------------------------------ what others add
+    # ------------------------------------------------------------ adding entries
 
     def register(self, name: str, entry: Entry, owner: str, identity: Any = None) -> None:
-        """Add an entry. A name that is taken is refused, unless the same code (`identity`) registers it again."""
+        """Add an entry. Refuse a name that is taken, unless the same code (`identity`) registers it again."""
         self._check_name(name)
         again = identity is not None and self._identities.get(name) == identity
         if name in self and not again:
@@ -143,13 +142,13 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
         self._entries[name], self._owners[name], self._identities[name] = entry, owner, identity
 
     def adopt(self, address: str) -> Entry:
-        """Import what an address names, once, and know it by that address from then on."""
+        """Import the object at an address, once, and register it under the address."""
         if address not in self._entries:
             self._add(address, import_address(address), address)
         return self._entries[address]
 
     def name_of(self, value: Any) -> str:
-        """The address under which code that is at hand (a class, a function) is known from now on."""
+        """Register a class or function under its address, and return the address."""
         address = address_of(value)
         self._add(address, value, address)
         return address
@@ -158,7 +157,7 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
         try:
             self._entries[address] = self._convert(value)
         except (ValueError, TypeError) as error:
-            raise ValueError(f"{address} is no {self.kind}: {error}") from None
+            raise ValueError(f"{address} is not a {self.kind}: {error}") from None
         self._owners[address] = owner
 
     def _check_name(self, name: Any) -> None:
@@ -167,10 +166,10 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
         if name in self._reserved:
             raise ValueError(f"{shown(name)} cannot name a {self.kind}: rows use it for a reference")
 
-    # ------------------------------------------------------------ what packages offer
+    # ------------------------------------------------------------ entries of packages
 
     def _offers(self) -> dict[str, EntryPoint]:
-        """Entry points by name, not yet imported. Where two packages offer one name, the second is refused."""
+        """Return entry points by name, without importing them. If two packages offer one name, refuse the second."""
         if self._offered is None:
             from importlib.metadata import entry_points
 
@@ -186,7 +185,7 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
         return self._offered
 
     def _load(self, name: str) -> None:
-        """Import what a package offers under this name, if any does."""
+        """Import the entry that a package offers under this name, if there is one."""
         if is_address(name):
             return
         point = self._offers().get(name)
@@ -195,7 +194,7 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
         self._tried.add(name)
         try:
             value = point.load()
-        except (Exception, SystemExit) as error:  # whatever somebody else's module raises
+        except (Exception, SystemExit) as error:  # a foreign module may raise anything
             self._refuse(point, f"importing {point.value} failed with {_in_words(error)}")
             return
         try:
@@ -204,7 +203,7 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
         except (ValueError, TypeError) as error:
             self._refuse(point, str(error))
             return
-        if name not in self._entries:  # else its module has registered it
+        if name not in self._entries:  # otherwise the imported module registered it
             self._entries[name], self._owners[name] = entry, _package(point)
 
     def _refuse(self, point: EntryPoint, why: str) -> None:
@@ -213,25 +212,25 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
         self._problems.append(Problem(point.name, owner, sentence))
 
     def owner(self, name: str) -> str:
-        """Who brought an entry: uat, a package with its version, the module that registered it, or an address."""
+        """Return the owner of an entry: uat, a package with its version, the registering module, or an address."""
         return self._owners.get(name, OWN if name in self else "nobody")
 
     def problems(self) -> list[Problem]:
-        """Entries that cannot be used."""
+        """Return the entries that cannot be used."""
         list(self)
         return list(self._problems)
 
     def offered_as(self, value: Any) -> str | None:
-        """The name under which a package offers this very class or function, if one does."""
+        """Return the name under which a package offers this class or function; None if no package does."""
         place = f"{value.__module__}:{value.__qualname__}"
         return next((n for n, point in self._offers().items() if point.value == place and n in self), None)
 
     def loaded(self) -> dict[str, Entry]:
-        """The entries that are there without importing anything."""
+        """Return the entries that are loaded, without importing anything."""
         return dict(self._entries)
 
     def refusal(self, name: Any) -> str | None:
-        """Why a name that is not there could be known and is not; None: nobody offers it."""
+        """Return why a missing name cannot be used; None if it is simply unknown."""
         if is_address(name):
             return f"the {self.kind} {name} is code, which is imported only if you say so: {TRUST}"
         if isinstance(name, str) and name.startswith("object:"):

@@ -1,8 +1,8 @@
-"""A run folder: the only hand-over between commands.
+"""A run folder: commands exchange data through it alone.
 
   config.json          every setting                          policy.safetensors   the best weights, with their spec
   manifest.json        version, commit, device, command       state/               enough to resume to the same numbers
-  metrics.jsonl        one row per epoch, no wall times        scores.jsonl         what evaluation measured
+  metrics.jsonl        one row per epoch, no wall times        scores.jsonl         scores of evaluations
   timing.jsonl         the wall times
 
 Files are written under a temporary name and renamed; loading never unpickles.
@@ -46,7 +46,7 @@ from uat.spec import Spec
 from uat.tensor_files import RunError, copied, first_not_finite, read_tensors, write_tensors
 
 PREPARED = frozenset({"config.json", "manifest.json", "tensorboard", lock.FILE})
-"""What a folder holds before its training has left anything: it may still become another run's."""
+"""Files of a folder whose training has written nothing yet; another run may still take such a folder."""
 
 LOGS = frozenset({"metrics.jsonl", "timing.jsonl"})
 
@@ -62,7 +62,7 @@ class Run:
 
     @staticmethod
     def create(config: RunConfig, path: Path | str, *, resume: bool = False, device: torch.device | str = "cpu") -> Run:
-        """Take a folder for this run. A folder that holds another run is never touched."""
+        """Prepare a folder for this run; a folder of another run is never touched."""
         run = Run(check_path(path, "path"), config)
         if run.is_there(resume=resume):
             return run
@@ -73,7 +73,7 @@ class Run:
         return run
 
     def is_there(self, *, resume: bool) -> bool:
-        """Whether the folder holds this run already; if it may not be taken for it, a RunError says why."""
+        """Whether the folder already holds this run; raise a RunError if this run cannot use the folder."""
         if self.path.exists() and not self.path.is_dir():
             raise RunError(f"{self.path} is a file; choose another folder with --out (in Python out=...)")
         names = {file.name for file in self.path.iterdir() if not is_temporary(file)} if self.path.exists() else set()
@@ -100,8 +100,10 @@ class Run:
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
-        """Train in this folder inside: nobody else does, and a failure before anything was trained leaves no folder
-        that was not there."""
+        """Lock the folder during a training.
+
+        If the training fails before it has written anything, remove the prepared files, and the folder if it is new.
+        """
         new = not self.path.exists()
         empty = new or not any(self.path.iterdir())
         with lock.locked(self.path, f"training {describe(self.config)}"):
@@ -112,22 +114,22 @@ class Run:
                 raise
 
     def _clear(self, *, folder_too: bool, board_too: bool) -> None:
-        """Remove what was prepared, if nothing was trained: no row is logged, and no checkpoint is written."""
+        """Remove the prepared files if the training has logged no row and written no checkpoint."""
         names = {file.name for file in self.path.iterdir()}
         empty = {name for name in names & LOGS if not self.file(name).stat().st_size}
         if names - empty <= (PREPARED if board_too else PREPARED - {"tensorboard"}):
             shutil.rmtree(self.file("tensorboard"), ignore_errors=True)
             for name in sorted(names - {"tensorboard"}):
                 self.file(name).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # another process has written here meanwhile
+            with contextlib.suppress(OSError):  # another process uses the folder by now
                 if folder_too:
                     self.path.rmdir()
 
     @staticmethod
     def open(path: Path | str, name: str = "run", *, trust: bool = False) -> Run:
-        """The run of a folder.
+        """Open the run in a folder.
 
-        name: what the caller calls the folder.
+        name: the caller's name of the argument, for error messages.
         trust: import the code that the run's config names (`python:module:name`); it is refused otherwise.
         """
         file, data = read_config(path, name)
@@ -151,22 +153,22 @@ class Run:
         write_atomically(self.file(name), row_lines(rows).encode())
 
     def lines(self, name: str) -> list[str]:
-        """The lines of a .jsonl file; a last line that a kill cut short is left out."""
+        """Return the lines of a .jsonl file, without a last line that is incomplete because the process was killed."""
         if not self.file(name).exists():
             return []
         return read_text(self.file(name)).split("\n")[:-1]
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """The rows of a .jsonl file, checked; a last line that a kill cut short is left out."""
+        """Return the checked rows of a .jsonl file, without a last line that is incomplete."""
         places = ((line, f"{self.file(name)}, line {n}") for n, line in enumerate(self.lines(name), 1))
         return [check_row(parse_row(line, where), COLUMNS.get(name, {}), where) for line, where in places]
 
 
 def opened(run: Run | Path | str, *, trust: bool = False, domain: Domain | None = None) -> Run:
-    """The run itself, or that of a folder.
+    """Return the run itself, or open the run in a folder.
 
     trust: import the code that the run's config names; it is refused otherwise.
-    domain: the object that the run was trained in, where nothing else leads to it.
+    domain: the domain object that the run was trained in, if its code has neither a name nor an address.
     """
     given = None if domain is None else domain_known_as(checked(domain, Domain, "domain"))
     run = run if isinstance(run, Run) else Run.open(run, trust=trust)
@@ -179,7 +181,7 @@ def opened(run: Run | Path | str, *, trust: bool = False, domain: Domain | None 
 
 
 def read_config(path: Path | str, name: str = "run") -> tuple[Path, dict[str, Any]]:
-    """The file of a run's config and what it says, not yet looked at."""
+    """Return the file of a run's config and its JSON, unchecked."""
     file = check_path(path, name) / "config.json"
     if not file.is_file():
         missing = "it has no config.json" if file.parent.exists() else "there is nothing of that name"
@@ -191,7 +193,7 @@ def read_config(path: Path | str, name: str = "run") -> tuple[Path, dict[str, An
 
 
 def adopt_named(data: Mapping[str, Any]) -> None:
-    """Import the code that a run's config names; whoever calls this trusts it."""
+    """Import the code that a run's config names; call it only if the user trusts that config."""
     for key, registry in (("domain_name", DOMAINS), ("method_name", METHODS)):
         if is_address(name := data.get(key)):
             registry.adopt(cast(str, name))
@@ -214,12 +216,13 @@ def save_policy(
     weights: Mapping[str, Tensor] | None = None,
     domain: Any = None,
 ) -> None:
-    """Weights with all that is needed to act again: method, its config, the spec and so the reward's scale. One file,
-    which `load_policy` reads. What that would refuse is refused here.
+    """Write a policy to one file for `load_policy`: weights, method, config and spec, which is all it needs to act.
+
+    A policy that `load_policy` would refuse raises a ValueError here.
 
     method_name: a registered name or an address; unset: the name under which the policy's class is registered, or else
         its address, which `load_policy` imports only with trust=True.
-    domain: config of the domain it was trained in, if it was one of ours.
+    domain: config of the domain in which the policy was trained; None: unknown.
     """
     path = check_path(path, "path")
     kind = type(checked(policy, Policy, "policy"))
@@ -243,7 +246,7 @@ def _is_config_of_a_domain(config: Any) -> bool:
 
 
 def _check_method(policy: Policy, name: str) -> Method:
-    """The method of this name; refused if `load_policy` would build another policy for it, or none."""
+    """Return the method of this name; raise if `load_policy` would not build the same policy from it."""
     method = METHODS[lookup("method_name", name, METHODS)]
     if type(policy) is not method.policy or type(policy.config) is not method.config:
         raise ValueError(
@@ -256,10 +259,9 @@ def _check_method(policy: Policy, name: str) -> Method:
 
 
 def _check_description(method: Method, policy: Policy, meta: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-    """Refuse a policy that what is written of it does not describe: its settings and spec must come back from JSON as
-    they are, and build a policy of the same weights."""
-    said = json.loads(json.dumps(meta))
-    config, spec = from_json(method.config, said["config"], "method"), spec_from_json(said["spec"])
+    """Raise unless settings and spec survive JSON unchanged, and build a policy with the same weights."""
+    stored = json.loads(json.dumps(meta))
+    config, spec = from_json(method.config, stored["config"], "method"), spec_from_json(stored["spec"])
     for what, own, back in (("settings", policy.config, config), ("spec", policy.spec, spec)):
         if own != back:
             raise ValueError(f"the policy's {what} {shown(own)} would be read back as {shown(back)}")
@@ -267,7 +269,7 @@ def _check_description(method: Method, policy: Policy, meta: Mapping[str, Any], 
 
 
 def load_policy(path: Path | str, *, trust: bool = False) -> Policy:
-    """The policy of a run folder or of a policy file, ready to act. The domain it was trained in is not needed.
+    """Load the policy of a run folder or a policy file, ready to act. The domain it was trained in is not needed.
 
     trust: import the code that the file names as its method (`python:module:name`); it is refused otherwise.
     """
@@ -280,14 +282,14 @@ def load_policy(path: Path | str, *, trust: bool = False) -> Policy:
     file = path / "policy.safetensors"
     tensors, meta = read_tensors(file)
     for name, section in own.items():
-        said = with_defaults(meta.get(name), section)
-        if difference := first_difference(said, to_json(section), name):
+        stored = with_defaults(meta.get(name), section)
+        if difference := first_difference(stored, to_json(section), name):
             raise RunError(f"{file} does not belong to {config_file}: {difference}")
     return _build(file, tensors, meta, trust=trust)
 
 
 def _own_sections(file: Path, data: Mapping[str, Any], *, trust: bool) -> dict[str, Any]:
-    """What a run's config says of its method, and of its domain where the domain's code is here."""
+    """Return the method's part of a run's config, and the domain's part if the domain's code is available."""
     try:
         name, domain = data.get("method_name"), data.get("domain_name")
         if trust and is_address(name):
@@ -301,20 +303,22 @@ def _own_sections(file: Path, data: Mapping[str, Any], *, trust: bool) -> dict[s
     return {"method": config.method_name, "config": config.method, "domain": config.domain}
 
 
-def with_defaults(said: Any, section: Any) -> Any:
-    """What a file says of a section of the run's config, or that itself if it says nothing; settings that have come
-    since it was written are at their defaults."""
-    if not said or not dataclasses.is_dataclass(section) or not isinstance(said, Mapping):
-        return said or to_json(section)
-    return {**to_json(type(section)()), **with_current_names(type(section), said)}
+def with_defaults(stored: Any, section: Any) -> Any:
+    """Return a section of a config as a file stores it, or the run's own if the file has none.
+
+    Settings added since the file was written take their defaults.
+    """
+    if not stored or not dataclasses.is_dataclass(section) or not isinstance(stored, Mapping):
+        return stored or to_json(section)
+    return {**to_json(type(section)()), **with_current_names(type(section), stored)}
 
 
 def first_difference(found: Any, expected: Any, name: str) -> str | None:
-    """Where two JSON values part, in words."""
+    """Describe the first difference between two JSON values; None if they are equal."""
     if isinstance(found, dict) and isinstance(expected, dict):
         for key in {**expected, **found}:
-            if said := first_difference(found.get(key), expected.get(key), f"{name}.{key}".lstrip(".")):
-                return said
+            if difference := first_difference(found.get(key), expected.get(key), f"{name}.{key}".lstrip(".")):
+                return difference
         return None
     return None if found == expected else f"its {name} is {found}, expected {expected}"
 
@@ -333,7 +337,7 @@ def _build(file: Path, tensors: dict[str, Tensor], meta: dict[str, Any], *, trus
 
 
 def _method_in(file: Path, name: Any, *, trust: bool) -> Method:
-    """The method that a policy file names."""
+    """Return the method that a policy file names."""
     try:
         if trust and is_address(name):
             return METHODS.adopt(name)
@@ -350,8 +354,10 @@ def _method_in(file: Path, name: Any, *, trust: bool) -> Method:
 
 
 def empty_policy(method: Method, spec: Spec, config: Any, weights: Iterable[str] = ()) -> Policy:
-    """The policy without values: its weights have names and shapes, and take no memory. weights: names of those that it
-    should have, for parts that were added to it."""
+    """Build a policy on the meta device: its weights have names and shapes, and take no memory.
+
+    weights: names of the weights that will be loaded, for policies with optional parts.
+    """
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         policy = method.build(spec, config)
         policy.expect(weights)
@@ -359,21 +365,21 @@ def empty_policy(method: Method, spec: Spec, config: Any, weights: Iterable[str]
 
 
 def fit_weights(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
-    """Load the weights; if they do not fit, say the first that does not."""
+    """Load the weights; raise a ValueError that names the first one that does not fit."""
     check_weights(policy, tensors)
     policy.to(next(iter(tensors.values())).dtype)
     policy.load_state_dict(dict(tensors))
 
 
 def check_weights(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse weights that are not the policy's by names and shapes, or not finite; its own values do not matter."""
+    """Raise unless names and shapes of the weights are the policy's, and all values are finite."""
     own = policy.state_dict()
     for name in sorted(own.keys() | tensors.keys(), key=str):
         if name not in tensors:
             raise ValueError(f"the weight {name} is missing")
         if name not in own:
-            said = name if isinstance(name, str) else shown(name)
-            raise ValueError(f"the weight {said} is unknown to {type(policy).__name__}")
+            label = name if isinstance(name, str) else shown(name)
+            raise ValueError(f"the weight {label} is unknown to {type(policy).__name__}")
         if not isinstance(tensors[name], Tensor) or tensors[name].is_meta:
             raise ValueError(f"the weight {name} must be a tensor with values, got {shown(tensors[name])}")
         if own[name].shape != tensors[name].shape:
@@ -383,5 +389,5 @@ def check_weights(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         if tensor.is_floating_point() != own[name].is_floating_point() or tensor.is_complex():
             raise ValueError(f"the weight {name} is of {tensor.dtype}, expected {own[name].dtype}")
-    if said := first_not_finite(tensors):
-        raise ValueError(f"{said}, where only finite numbers can be")
+    if problem := first_not_finite(tensors):
+        raise ValueError(f"{problem}, where only finite numbers can be")
