@@ -86,7 +86,7 @@ class Policy(nn.Module, Agent[Any]):
 
     @abstractmethod
     def features(self, batch: Batch) -> Tensor:
-        """Return h (B, T, D) at every step, computed from the past alone; equals the features of acting step by step."""
+        """Return h (B, T, D) at every step, computed from the past alone, as in acting step by step."""
 
     @property
     def endless(self) -> bool:

@@ -3,7 +3,7 @@
 Source: Wang, Shelhamer, Liu, Olshausen and Darrell, "Tent: Fully Test-time Adaptation by Entropy Minimization"
 (ICLR 2021).
 
-Each decision is one forward pass, whose logits are the answer. One Adam step on the scales and offsets of the LayerNorms
+Each decision is one forward pass, whose logits are the answer. One Adam step on scales and offsets of the LayerNorms
 then lowers the entropy of that answer; the next decision uses the changed values.
 
 Differences from the paper
