@@ -160,7 +160,7 @@ def test_the_largest_numbers_that_are_taken_do_no_harm(method: str, number: floa
         pytest.skip("observes no numbers")
     policy = build_random(method, spec, dtype=torch.float32)
     session = Session(policy, streams=2)
-    shape = session._entrance.obs_shape
+    shape = session._checks.obs_shape
     earned = number / max(1.0, spec.reward_scale)
     for t in range(spec.steps):
         odd = t in (1, 3)

@@ -1,4 +1,4 @@
-"""A copied, pickled or forked session remembers what the original did, and goes on by itself as the original does."""
+"""A copied, pickled or forked session starts from the memory of the original and then acts independently of it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def opened(method: str = "uat", path: Literal["auto", "fast", "cached"] = "auto"
 
 
 def play(session: Session, steps: range, seed: int = 0) -> Tensor:
-    """The answers to the same observations and rewards, for the same seed and steps."""
+    """Return the actions for observations and rewards that depend on the seed and the steps alone."""
     answers = []
     for t in steps:
         told = np.random.default_rng((seed, t)).normal(size=(session.streams, 6)).astype(np.float32)
@@ -50,7 +50,7 @@ def play(session: Session, steps: range, seed: int = 0) -> Tensor:
 @every_path
 @every_copy
 def test_a_copy_decides_as_the_original(copied: Callable[[Session], Session], path: Any) -> None:
-    """To the last bit, with streams of different lengths, and neither disturbs the other."""
+    """Copies act alike to the last bit, with streams of different lengths, and do not affect each other."""
     session, untouched = opened(path=path), opened(path=path)
     for one in (session, untouched):
         play(one, range(2))
@@ -100,7 +100,7 @@ def test_a_pickled_session_holds_what_was_seen_and_not_its_capacity() -> None:
 
 
 def in_a_fork(ask: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """What a forked process answers, or its error; a process that hangs is an error too."""
+    """Return the result of a call in a forked process, or its error; a process that hangs is an error too."""
     ours, theirs = multiprocessing.Pipe()
 
     def answer() -> None:
@@ -158,14 +158,14 @@ from uat import Session, UAT, UATConfig, Spec, Vector, Weights
 torch.set_num_threads(2)
 torch.randn(3_000_000).exp().sum()  # both threads have work: a forked process would wait for the second
 policy = UAT(Spec(obs=Vector(5), action=Weights(4), horizon=9), UATConfig(d_model=256, max_positions=9)).eval()
-obs, told = np.ones((3, 5)), np.zeros(3)
+obs, reward = np.ones((3, 5)), np.zeros(3)
 session = Session(policy, streams=3, path=sys.argv[1])
 session.act(obs)
 if sys.argv[2] == "act":
-    work = lambda: session.act(obs, reward=told)
+    work = lambda: session.act(obs, reward=reward)
 elif sys.argv[2] == "copy":
     import copy
-    work = lambda: copy.deepcopy(session).act(obs, reward=told)
+    work = lambda: copy.deepcopy(session).act(obs, reward=reward)
 else:
     work = lambda: Session(policy, streams=300, capacity=9, path=sys.argv[1])
 process = multiprocessing.get_context("fork").Process(target=work)
@@ -180,7 +180,7 @@ print(ended)
 @pytest.mark.parametrize("what", ["act", "copy", "open"])
 @every_path
 def test_a_fork_does_not_wait_for_threads_that_torch_used_elsewhere(path: Any, what: str) -> None:
-    """A session of one thread asks for no other, in whatever it does, although torch has two."""
+    """A session with one thread never uses a second one, although torch has two."""
     command = [sys.executable, "-W", "ignore", "-c", THREADED, path, what]
     found = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
     assert found.stdout == "0\n", found.stderr

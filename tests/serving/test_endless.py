@@ -30,7 +30,7 @@ spec = SPECS["vector-weights"]
 
 
 def played(session: Session, told: Any, steps: range) -> list[Any]:
-    """Answers (B, A) of these steps; the session is told what the episodes did, not what it answered."""
+    """Return the answers (B, A) of these steps, with the actions and rewards of recorded episodes as feedback."""
     answers = []
     for t in steps:
         feedback = {} if t == 0 else {"reward": told.reward[:, t - 1], "action": told.action[:, t - 1]}
@@ -79,8 +79,8 @@ def test_a_session_does_not_grow(path: Any) -> None:
 
 
 def test_steps_far_beyond_32_bits_count_on() -> None:
-    """A stream that has seen 10^13 steps answers as one that has seen few, once both know the same last steps: rotary
-    logits know distances alone."""
+    """A stream after 10^13 steps answers like a short one with the same recent steps: rotary logits depend on
+    distances alone."""
     policy = build_random("vanilla", spec, **ENDLESS_SETTINGS["rotary"])
     told = random_trajectory(spec, steps=20, masked=False, whole=True)
     session, late = (Session(policy, streams=3, path="cached") for _ in range(2))
@@ -135,7 +135,7 @@ def test_without_a_window_or_with_a_table_a_session_holds_an_episode(settings: d
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ["fast", "cached"])
 def test_a_long_stream_grows_neither_in_memory_nor_in_time(path: str) -> None:
-    """What `benchmarks/endless.py` measures over a million steps, over some thousands."""
+    """Run the measurement of `benchmarks/endless.py`, with thousands of steps instead of a million."""
     file = Path(__file__).parents[2] / "benchmarks" / "endless.py"
     found = importlib.util.spec_from_file_location("endless", file)
     assert found is not None

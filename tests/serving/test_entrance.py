@@ -1,4 +1,4 @@
-"""A lean look accepts nothing that the thorough checks refuse, and changes no value, type or message."""
+"""The quick checks accept nothing that the thorough checks refuse, and change no value, type or message."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from hypothesis.extra import numpy as arrays
 from tests.builders import SPECS
 from uat.checks import MOST_NUMBER, check_actions, check_mask, check_observations, check_rewards
 from uat.serving import entrance
-from uat.serving.entrance import Entrance
+from uat.serving.entrance import InputChecks
 from uat.spec import Spec
 
 STREAMS = 2
 Check = Callable[[Any, Spec], Any]
 FIELDS: dict[str, tuple[Check, Check]] = {
     "observations": (
-        lambda x, spec: Entrance(spec, STREAMS).observations(x),
+        lambda x, spec: InputChecks(spec, STREAMS).observations(x),
         lambda x, spec: check_observations(x, spec, (STREAMS,)),
     ),
     "rewards": (
-        lambda x, spec: Entrance(spec, STREAMS).rewards(x),
+        lambda x, spec: InputChecks(spec, STREAMS).rewards(x),
         lambda x, spec: check_rewards(x, spec, (STREAMS,)),
     ),
     "actions": (
-        lambda x, spec: Entrance(spec, STREAMS).actions(x),
+        lambda x, spec: InputChecks(spec, STREAMS).actions(x),
         lambda x, spec: check_actions("action", x, spec, (STREAMS,)),
     ),
     "allowed": (
-        lambda x, spec: Entrance(spec, STREAMS).allowed(x),
+        lambda x, spec: InputChecks(spec, STREAMS).allowed(x),
         lambda x, spec: check_mask("allowed", x, (STREAMS, spec.action.count)),
     ),
 }
@@ -43,7 +43,7 @@ every_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 
 
 def outcome(check: Check, value: Any, spec: Spec) -> Any:
-    """What comes out, as dtype and numbers; or what is said."""
+    """Return the dtype and numbers of the result, or the error message."""
     try:
         found = torch.as_tensor(check(value, spec))
     except ValueError as error:
@@ -106,8 +106,8 @@ VALUES: dict[str, Callable[[tuple[int, ...]], np.ndarray[Any, Any]]] = {
 
 
 def shapes(field: str, spec: Spec) -> list[tuple[int, ...]]:
-    """The right one, or those that might be taken for it."""
-    own = Entrance(spec, STREAMS)
+    """Return the valid shape of a field, or the shapes that an action or a mask could be confused with."""
+    own = InputChecks(spec, STREAMS)
     return list({"observations": {own.obs_shape}, "rewards": {own.streams}}.get(field, {own.streams, own.shape_BA}))
 
 
@@ -118,7 +118,7 @@ def shapes(field: str, spec: Spec) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("values", VALUES)
 @every_field
 @every_spec
-def test_a_lean_look_and_the_thorough_checks_agree(spec: Spec, field: str, values: str) -> None:
+def test_quick_and_thorough_checks_agree(spec: Spec, field: str, values: str) -> None:
     for shape in shapes(field, spec):
         for kind in KINDS.values():
             assert_same(field, kind(VALUES[values](shape)), spec)
@@ -134,11 +134,11 @@ def test_weights_at_the_edge_of_the_tolerance_are_judged_by_the_thorough_check(
 
 @pytest.mark.parametrize("kind", ["float32", "float64", "int64", "list", "tensor", "tensor-int"])
 def test_common_input_never_meets_the_thorough_checks(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a lean look would only cost time."""
+    """Without this, the quick check would only cost time."""
     for name in ("check_observations", "check_actions", "check_rewards", "check_mask"):
         monkeypatch.setattr(entrance, name, None)
-    make, discrete = KINDS[kind], Entrance(SPECS["items-discrete"], STREAMS)
-    numbers = Entrance(SPECS["vector-weights"], STREAMS)
+    make, discrete = KINDS[kind], InputChecks(SPECS["items-discrete"], STREAMS)
+    numbers = InputChecks(SPECS["vector-weights"], STREAMS)
     assert numbers.observations(make(np.ones((STREAMS, 5)))).dtype == np.float32
     assert numbers.rewards(make(np.ones(STREAMS))).dtype == np.float32
     assert numbers.actions(make(np.eye(4)[:STREAMS])).dtype == np.float32
@@ -151,4 +151,4 @@ def test_common_input_never_meets_the_thorough_checks(kind: str, monkeypatch: py
 def test_what_may_not_be_written_to_is_read() -> None:
     x = np.ones((STREAMS, 5), dtype=np.float32)
     x.flags.writeable = False
-    assert Entrance(SPECS["vector-discrete"], STREAMS).observations(x) is x
+    assert InputChecks(SPECS["vector-discrete"], STREAMS).observations(x) is x

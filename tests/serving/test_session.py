@@ -1,4 +1,4 @@
-"""A session is the same policy under the same clock, and says what is wrong with what it is given."""
+"""A session runs the same policy under the same clock as training, and names what is wrong with its inputs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Path = Literal["fast", "cached"]
 
 
 class Listening:
-    """A session whose logits are kept."""
+    """A session that records its logits."""
 
     def __init__(self, policy: Policy, path: Path, monkeypatch: pytest.MonkeyPatch, *, streams: int = STREAMS) -> None:
         self.session, self.spec, self.logits = Session(policy, streams=streams, path=path), policy.spec, []
@@ -44,7 +44,7 @@ class Listening:
         monkeypatch.setattr(agent, name, listen)
 
     def tell(self, trajectory: Trajectory, t: int) -> Tensor:
-        """Step t of these episodes, as somebody outside would tell it."""
+        """Pass step t of these episodes to the session, as a user would."""
         earned = t if self.spec.reward_lag == 0 else t - 1  # logs know the present reward, simulators the last one
         return self.session.act(
             plausible(trajectory.obs[:, t]),
@@ -55,7 +55,7 @@ class Listening:
 
 
 def plausible(obs: Tensor) -> Tensor:
-    """Without the id -1, which only padding holds."""
+    """Replace the id -1, which occurs only in padding."""
     return obs if obs.is_floating_point() else obs.clamp_min(0)
 
 
@@ -92,7 +92,7 @@ def test_session_equals_the_parallel_pass(spec: Spec, lag: int, path: Path, monk
 @every_lag
 @every_spec
 def test_restarted_stream_is_a_fresh_episode(spec: Spec, lag: int, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stream 1 restarts in mid-episode; what its old episode earned last is told with its first step, and ignored."""
+    """Stream 1 restarts in mid-episode. The last reward of its old episode comes with its first step and is ignored."""
     spec, at = replace(spec, reward_lag=lag), 4
     policy, old, new = build_random("uat", spec, dtype=torch.float32), episodes(spec, seed=2), episodes(spec, seed=3)
     going, fresh = at_once(policy, old), at_once(policy, new)
@@ -116,7 +116,7 @@ def test_restarted_stream_is_a_fresh_episode(spec: Spec, lag: int, path: Path, m
 @every_path
 @pytest.mark.parametrize("method", ["vanilla", "uat"])
 def test_session_equals_a_rollout(method: str, path: Path) -> None:
-    """The same worlds, the session's own answers as actions, episode after episode."""
+    """Compare a session and a rollout in the same worlds over several episodes, with the session's own actions."""
     domain = DarkRoom(DarkRoomConfig(horizon=8))
     simulator = domain.simulator("test", "cpu")
     policy = build_random(method, domain.spec, dtype=torch.float32)
@@ -250,7 +250,7 @@ OBS: dict[str, Any] = {
     "assets-weights": np.zeros((2, 3, 2)),
 }
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    # spec, what is told, the message: field, expected, seen
+    # spec, arguments of act, the message: field, expected, got
     ("vector-discrete", {"obs": np.zeros((2, 4))}, r"obs: expected shape \(2, 5\), got \(2, 4\)"),
     ("vector-discrete", {"obs": np.zeros(5)}, r"obs: expected shape \(2, 5\), got \(5,\)"),
     ("vector-discrete", {"obs": [[0, 0, 0, 0, np.nan]] * 2}, r"obs: expected finite .* got nan at \(0, 4\)"),
@@ -314,7 +314,7 @@ def test_refused_input_leaves_the_session_as_it_was(name: str, told: dict[str, A
 @every_path
 @pytest.mark.parametrize("lag", [1, 3])
 def test_a_reward_left_out_after_the_first_step_is_refused(lag: int, path: Path) -> None:
-    """Silence is not zero. It is refused in one sentence, and the session is as it was."""
+    """A missing reward is not zero: it is refused in one sentence, and the session does not change."""
     policy = build_random("uat", replace(SPECS["vector-discrete"], reward_lag=lag), dtype=torch.float32)
     session, untouched, obs = Session(policy, streams=2, path=path), Session(policy, streams=2, path=path), OBS_2
     message = r"reward: expected .* in each of 2 streams, got None: UAT sees rewards, so only the first step of all"
@@ -324,7 +324,7 @@ def test_a_reward_left_out_after_the_first_step_is_refused(lag: int, path: Path)
             session.act(obs)
         assert torch.equal(session.act(obs, reward=reward), untouched.act(obs, reward=reward))
     session.restart(0)
-    with pytest.raises(ValueError, match=message):  # stream 1 goes on, so somebody earned something
+    with pytest.raises(ValueError, match=message):  # stream 1 is not at its first step, so it has a reward
         session.act(obs)
     session.restart(1)
     session.act(obs)
@@ -338,7 +338,7 @@ def test_a_reward_told_with_the_first_step_is_ignored() -> None:
 
 
 def test_logs_tell_a_reward_from_the_first_step_on() -> None:
-    """With no lag the reward belongs to the step that was just logged, so the first one has one too."""
+    """With no lag the reward belongs to the step just logged, so the first step has a reward too."""
     session = Session(build_random("uat", replace(SPECS["vector-weights"], reward_lag=0), dtype=torch.float32))
     with pytest.raises(ValueError, match="got None: UAT sees rewards, so no step may leave it out"):
         session.act(torch.zeros(1, 5))

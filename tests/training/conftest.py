@@ -1,4 +1,4 @@
-"""What several tests of training ask for."""
+"""Fixtures of the training tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def save_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every checkpoint reaches the disk, so that a kill can come after any of them."""
+    """Save every checkpoint to disk, so that a kill can come after any of them."""
     monkeypatch.setattr("uat.training.checkpoint.SAVE_SECONDS", 0.0)
 
 

@@ -1,5 +1,5 @@
-"""Runs that take a second, what they leave behind, and what may happen to them: validations told in advance, a crash
-before any one write, a loss that is no number."""
+"""Runs that take a second, access to their files, and injected events: fixed validation results, a crash before any
+one write, a loss that is NaN."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def saved_weights(run: Run) -> dict[str, Tensor]:
 
 
 def last_weights(run: Run) -> dict[str, Tensor]:
-    """The weights after the last epoch, best or not."""
+    """Return the weights after the last epoch, best or not."""
     tensors, _ = read_tensors(run.file("state/train.safetensors"))
     return {name.removeprefix("policy."): t for name, t in tensors.items() if name.startswith("policy.")}
 
@@ -66,11 +66,11 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 
 class Crash(BaseException):
-    """Nobody catches it: the next line never runs."""
+    """A simulated kill. No code catches it, so the next line never runs."""
 
 
 def crash_at(event: int, patch: pytest.MonkeyPatch) -> None:
-    """The event-th write to disk, counted from 0, does not happen."""
+    """Crash instead of the event-th write to disk, counted from 0."""
     count = itertools.count()
 
     def guarded(write: Any) -> Any:
@@ -88,13 +88,13 @@ def crash_at(event: int, patch: pytest.MonkeyPatch) -> None:
 
 
 def judged(patch: pytest.MonkeyPatch, *values: float) -> None:
-    """Validations give these accuracies in turn."""
+    """Let validations return these accuracies in turn."""
     turn = iter(values)
     patch.setattr(Trainer, "validate", lambda _: {"accuracy": next(turn)})
 
 
 def broken_at(patch: pytest.MonkeyPatch, epoch: int) -> list[int]:
-    """UAT's loss is no number at this epoch; what comes back holds a number for each epoch that has begun."""
+    """Make UAT's loss NaN at this epoch; return a list that gets one entry for each epoch that starts."""
     begun: list[int] = []
     loss = UAT.loss
 

@@ -1,4 +1,4 @@
-"""A host that does not wait for validations: the next epochs are under way before their numbers are read."""
+"""A host that does not wait for validations: it launches the next epochs before reading the numbers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("without_tensorboard")
 
 @pytest.fixture
 def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, with no checkpoint between the first and the last."""
+    """Run ahead as on a GPU, with no checkpoint between the first and the last."""
     monkeypatch.setattr("uat.training.checkpoint.SAVE_SECONDS", 1e9)
     start = Trainer.__init__
 
@@ -67,7 +67,7 @@ def test_numbers_of_a_validation_are_read_after_the_next_one(tmp_path: Path, mon
 
 
 def both_ways(config: RunConfig, values: tuple[float, ...], folder: Path, request: pytest.FixtureRequest) -> list[Run]:
-    """The same training with these validations, waiting for them and running ahead."""
+    """Return two runs of a training with these validation results: one waits for them, one runs ahead."""
     runs = []
     for name in ("waiting", "ahead"):
         if name == "ahead":
@@ -92,7 +92,7 @@ def test_all_is_as_if_it_had_waited(
 def test_the_first_validations_of_a_later_phase_are_all_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """Nothing is the best there yet, and patience may end with the second."""
+    """No weights are the best before the first validation, and patience may end with the second."""
     monkeypatch.setattr(UAT, "phases", lambda self: (Phase("first", self.loss), Phase("second", self.loss)))
     config, values = tiny(train__epochs=6, train__validate_every=2, train__patience=2), (0.3, 0.2, 0.1, 0.4, 0.3, 0.2)
     plain, run = both_ways(config, values, tmp_path, request)
@@ -115,7 +115,7 @@ def test_a_crash_changes_no_number(event: int, tmp_path: Path, request: pytest.F
 
 @pytest.mark.usefixtures("ahead")
 def test_a_checkpoint_that_is_due_waits_for_all_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It holds the weights of the epoch that it names: resumed, it repeats the rest."""
+    """A checkpoint holds the weights of the epoch that it names, so a resumed run repeats the rest."""
     config = tiny(train__epochs=8, train__validate_every=2)
     plain = train(config, tmp_path / "plain", device="cpu")
     due = iter([True, True, False, True, True, False])  # asked after a validation, and again on saving

@@ -1,4 +1,4 @@
-"""A validation that is no number is worse than any number, and weights that are none are neither kept nor taken."""
+"""A validation that is NaN is worse than any number, and weights that are not finite are neither saved nor loaded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("without_tensorboard")
 
 
 class Notes(Progress):
-    """What training says."""
+    """Progress that records its notes."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -67,7 +67,7 @@ def test_the_best_weights_are_those_of_the_best_number(
 def test_a_training_stopped_before_the_first_number_resumes_to_the_same_files(
     epochs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NaN goes to the state file and comes back."""
+    """NaN survives saving and loading the state file."""
     config, values = tiny(train__validate_every=1), (NAN, NAN, 0.1, 0.2)
     judged(monkeypatch, *values)
     whole = train(config, tmp_path / "whole", device="cpu")
@@ -91,7 +91,7 @@ def test_a_training_stopped_before_the_first_number_resumes_to_the_same_files(
 def test_weights_that_diverge_in_the_last_step_end_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loss of an epoch is that of the weights before its step: it cannot tell."""
+    """The loss of an epoch belongs to the weights before its step, so it stays finite."""
     plain = UpdateRunner.plain
 
     def diverging(self: UpdateRunner, *told: Any) -> Any:
@@ -118,7 +118,7 @@ def test_weights_that_diverge_in_the_last_step_end_in_a_sentence(
 
 
 def broken(file: Path, *names: str, value: float = NAN) -> None:
-    """A file whose weights of this name are none, with a checksum that fits."""
+    """Write a non-finite value into these tensors of a file, with a matching checksum."""
     tensors, meta = read_tensors(file)
     for name in names:
         tensors[name].view(-1)[-1] = value

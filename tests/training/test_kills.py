@@ -1,4 +1,4 @@
-"""The same numbers after any kill, crash or half-written line."""
+"""A run resumed after any kill, crash or half-written line has the numbers of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def start(config: RunConfig, folder: Path) -> subprocess.Popen[bytes]:
 
 
 def kill_when(config: RunConfig, folder: Path, ready: Callable[[], bool]) -> None:
-    """Train in a process of its own until `ready`, then kill -9."""
+    """Train in a separate process until `ready`, then kill -9."""
     child = start(config, folder)
     try:
         deadline = time.monotonic() + 60
@@ -79,7 +79,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path: Path) -
 
 @pytest.mark.usefixtures("without_tensorboard")
 def test_a_crash_before_any_one_write_changes_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each gap between two files is met once, that between policy and state among them."""
+    """Crash once in each gap between two files, including the one between policy and state."""
     whole = numbers(train(tiny(), tmp_path / "whole", device="cpu").path)
     crashes = 0
     for event in itertools.count():
@@ -120,7 +120,7 @@ def test_a_kill_in_the_middle_of_a_line_is_mended(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.usefixtures("without_tensorboard")
 def test_a_policy_of_a_later_checkpoint_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed between policy and state, the folder never ends with a policy that its state knows nothing of."""
+    """After a kill between the writes of policy and state, the resumed run still ends with a matching pair."""
     judged(monkeypatch, 0.1, 0.2)
     folder = train(tiny(), tmp_path / "run", device="cpu").path
     judged(monkeypatch, 0.1, 0.2, 0.3)

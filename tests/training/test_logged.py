@@ -1,4 +1,4 @@
-"""Training from logs: whose episodes, for how long, what follows a step and what decides the best weights."""
+"""Training from logs: behaviour policy, number of epochs, hooks after a step, and criterion for the best weights."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def log(share: float, ids: Tensor = IDS, seed: int = 3) -> Trajectory:
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_the_behaviour_plays_the_expert_but_for_its_share(share: float) -> None:
-    """A random action is the expert's by chance one time in five."""
+    """A random action equals the expert's one time in five."""
     trajectory = log(share)
     apart = (trajectory.action != trajectory.target).double().mean().item()
     assert apart == pytest.approx(share * 4 / 5, abs=3.5 * (0.25 / trajectory.action.numel()) ** 0.5)
@@ -111,7 +111,7 @@ def test_a_captured_log_is_that_of_a_cpu() -> None:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoggedToyConfig:
     random_share: float | None = 0.3
-    """Of the log's actions; unset: it learns from its own play."""
+    """Share of random actions in the log; unset: the policy learns from its own play."""
     share: float = 1.0
     judged_by: Any = "play"
     fast_lr: float = 0.2
@@ -119,7 +119,7 @@ class LoggedToyConfig:
 
 
 class LoggedToy(Policy):
-    """Pulls its weights to the mean reward of what it is shown, and keeps an average of one of them."""
+    """A policy that pulls its weights to the mean reward of its batch, and keeps an average of one of them."""
 
     config: LoggedToyConfig
 

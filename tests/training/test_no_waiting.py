@@ -1,4 +1,4 @@
-"""On a GPU a host hands over epochs and validations, and waits for none but to read the numbers of one before."""
+"""On a GPU the host launches epochs and validations, and waits only to read the numbers of an earlier validation."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ pytestmark = [
 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What waits for the device is an error from the third epoch to the last checkpoint, of two: by then all is
-    captured."""
+    """Make every wait for the device an error from the third epoch, when all is captured, to the second and last
+    checkpoint."""
     monkeypatch.setattr("uat.training.checkpoint.SAVE_SECONDS", 1e9)
     run, save = Epoch.run, Checkpoint.save
 

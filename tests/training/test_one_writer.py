@@ -1,4 +1,4 @@
-"""A run folder has one writer, is left as it was by a failure before training, and knows what belongs to it."""
+"""A run folder has one writer, is unchanged by a failure before training, and refuses files of other runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_second_training_is_told_who_trains(resume: bool, tmp_path: Path) -> N
 
 
 def test_two_seeds_started_together_do_not_share_a_folder(tmp_path: Path) -> None:
-    """The second comes when the first has made the folder and written nothing yet."""
+    """Start the second writer when the first has made the folder and written nothing yet."""
     with locked(tmp_path / "run", "training"), pytest.raises(LockedError, match="in use by process"):
         train(tiny(seed=1), tmp_path / "run", device="cpu")
     with locked(tmp_path / "b", "training"), pytest.raises(LockedError, match="b is in use by process"):
@@ -78,7 +78,7 @@ def test_a_failure_while_preparing_leaves_the_folder_as_it_was(
 def test_what_a_kill_left_before_the_first_epoch_is_no_hindrance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed before anything was learnt: the same run begins without --resume, and so may another."""
+    """After a kill before the first checkpoint, the same run or another one can start without --resume."""
     for config, resume in ((tiny(), False), (tiny(), True), (tiny(seed=7), False)):
         folder = tmp_path / f"{config.seed}-{resume}"
         Run.create(tiny(), folder)
@@ -159,7 +159,7 @@ def test_rows_after_the_checkpoint_are_cut_off_and_done_again(tmp_path: Path) ->
 
 
 def test_files_of_before_checksums_are_still_read() -> None:
-    """The committed checkpoint has none."""
+    """State files such as the committed checkpoint's have no owner."""
     policy = load_policy("results/paper/darkroom-gradual-uat-0")
     assert all(parameter.isfinite().all() for parameter in policy.parameters())
 

@@ -1,4 +1,4 @@
-"""The right rates on the right weights, schedules with known values, clipping."""
+"""Learning rates of parameter groups, schedules with known values, and clipping."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def small_policy() -> Policy:
 
 
 def test_each_rate_reaches_its_parameters() -> None:
-    """Under a gradient of ones, Adam's first step is the rate itself."""
+    """With a gradient of ones, Adam's first step equals the learning rate."""
     policy = small_policy()
     optimizer = build_optimizer(policy, TrainConfig(lr=0.25, utility_lr=2.0, weight_decay=0.0))
     before = {name: p.detach().clone() for name, p in policy.named_parameters()}
@@ -68,7 +68,7 @@ def test_warm_up_and_schedule_have_their_known_values(schedule: Any, factors: di
 
 @pytest.mark.usefixtures("without_tensorboard")
 def test_training_follows_the_schedule(tmp_path: Path) -> None:
-    """One cosine epoch ends at rate zero: it changes nothing. A constant one does."""
+    """One cosine epoch has rate zero and changes no weight; one epoch at a constant rate does."""
     for schedule, moves in (("cosine", False), ("constant", True)):
         config = tiny(train__epochs=1, train__lr_schedule=schedule)
         run = train(config, tmp_path / schedule, device="cpu")

@@ -1,4 +1,4 @@
-"""Several processes train as one does."""
+"""Training on several processes gives the numbers of a single process."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_two_processes_have_the_loss_curve_of_one(tmp_path: Path) -> None:
 
 
 def test_sums_keep_what_is_not_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two ranks that hold the same: counts, which are whole, go first, and losses are not cut off."""
+    """Integer counts come first, and losses are not truncated to integers when two equal ranks are summed."""
     monkeypatch.setattr("torch.distributed.all_reduce", lambda flat: flat.mul_(2))
     count, loss = Ranks(0, 2).sum([torch.tensor(3), torch.tensor([0.25, 0.5])])
     assert count.dtype == torch.int64

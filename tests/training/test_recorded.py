@@ -1,4 +1,4 @@
-"""Episodes that no action changes: training takes them as they happened, and answers are asked for in small bites."""
+"""Recorded episodes, which actions do not change: training uses them as recorded, and logits come in small batches."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_nobody_is_asked_in_training(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("method", ["uat", "vanilla", "tent"])
 def test_no_more_logits_exist_than_may(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who adapts needs those of all streams at one step."""
+    """Policies that adapt need the logits of all streams at one step; the others, fewer."""
     config = tiny(method)
     domain = config.build_domain()
     items, episodes = domain.spec.action.count, domain.episodes["test"]

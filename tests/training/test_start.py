@@ -1,4 +1,4 @@
-"""What can be handed to `uat.train`: a config, or a domain and a method, however they are at hand."""
+"""`uat.train` accepts a config, or a domain and a method as names, addresses, classes or objects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SMALL_ROOM = DarkRoomConfig(size=4, horizon=6, num_worlds=8)
 
 
 class Turned(DarkRoom):
-    """A dark room that takes what no config says."""
+    """A dark room with an argument that is not in its config."""
 
     def __init__(self, config: DarkRoomConfig, turns: int = 0) -> None:
         super().__init__(config)
@@ -29,7 +29,7 @@ class Turned(DarkRoom):
 
 
 class Own(Vanilla):
-    """A method that nobody registered."""
+    """A method that is not registered."""
 
 
 def tiny(domain: Any, method: Any = "vanilla", **settings: Any) -> uat.RunConfig:

@@ -1,4 +1,5 @@
-"""One CPU thread by default in all that computes; a setting or UAT_THREADS overrules it, and a run records it."""
+"""Training, evaluation and sessions use one CPU thread by default; a setting or UAT_THREADS overrides this, and a run
+records the number."""
 
 from __future__ import annotations
 
@@ -31,12 +32,12 @@ from uat.training.checkpoint import STATE
 pytestmark = pytest.mark.usefixtures("without_tensorboard", "save_always")
 
 STEP = {"obs": torch.zeros(9, 10), "reward": torch.zeros(9)}
-"""Of nine streams: more than the fast step takes."""
+"""A step of nine streams, one more than the fast step accepts."""
 
 
 @pytest.fixture(autouse=True)
 def two_threads_outside(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As on a machine of two cores, where torch takes both by itself."""
+    """Set two threads, as torch does by default on a machine with two cores."""
     monkeypatch.delenv(VARIABLE, raising=False)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -47,7 +48,7 @@ def two_threads_outside(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many threads there are whenever a policy's network is asked, or episodes are played."""
+    """Record the number of threads whenever a policy's network runs or episodes are played."""
     found: list[int] = []
     for kind, name in ((Policy, "loss"), (RolloutRunner, "play"), (uat.UAT, "step"), (uat.Vanilla, "step")):
         whole = getattr(kind, name)
@@ -177,7 +178,7 @@ def test_commands_keep_to_the_number(flags: list[str], trained: Run, counted: li
 def test_a_run_records_the_number_and_is_the_same_run_with_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It goes on, and says that the last bits may differ; with the number it had it says nothing."""
+    """The run continues and warns that the last bits may differ; with the same number there is no warning."""
     whole = uat.train(tiny(), tmp_path / "whole", device="cpu")
     assert json.loads(whole.file("manifest.json").read_text())["threads"] == 1
     assert read_tensors(whole.file(STATE))[1]["threads"] == 1

@@ -1,4 +1,4 @@
-"""Several trainings at once: each gives the numbers that it gives alone."""
+"""Several trainings at once: each has the same numbers as when trained alone."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def test_each_seed_gives_the_numbers_of_training_it_alone(
 @pytest.mark.skipif(not CUDA, reason="needs CUDA")
 @pytest.mark.parametrize("method", ["uat", "vanilla"])
 def test_trainings_of_full_size_do_not_disturb_each_other(tmp_path: Path, method: str) -> None:
-    """Large enough that their products overlap: with a workspace in common some epoch in twenty came out otherwise."""
+    """Train models large enough that their matrix products overlap. With a shared workspace, about one epoch in twenty
+    gave other numbers."""
     changes = {"train.epochs": 60, "train.validate_every": 30}
     configs = [override(recipe("darkroom", method, "paper", seed=seed), changes) for seed in range(3)]
     alone = [train(c, tmp_path / f"alone{c.seed}", device="cuda") for c in configs]
@@ -94,4 +95,4 @@ def test_one_that_fails_closes_the_others(tmp_path: Path, monkeypatch: pytest.Mo
     except DivergedError:
         assert sorted(closed) == [0, 1, 2]
     else:
-        pytest.fail("a loss that is no number was not told")
+        pytest.fail("a loss that is NaN was not reported")

@@ -1,4 +1,4 @@
-"""Training: what decides its numbers, which weights are kept, when it stops, and nothing left behind."""
+"""Training: determinism, best weights, stopping, and no files or graphs left behind."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_the_last_epoch_is_always_judged(tmp_path: Path) -> None:
     assert not any("second" in name for row in rows for name in row)  # wall times would differ from run to run
 
 
-# ---------------------------------------------------------------- numbers that are none
+# ---------------------------------------------------------------- numbers that are not finite
 
 
 @pytest.mark.usefixtures("without_tensorboard")
@@ -189,7 +189,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(
 
 @pytest.mark.usefixtures("without_tensorboard")
 def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loss of an epoch is that before its step: it may be fine while the gradient is not."""
+    """The loss of an epoch is computed before its step, so it may be finite although the gradient is not."""
     loss = UAT.loss
 
     def steep(self: UAT, batch: Batch) -> Losses:
@@ -207,7 +207,7 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path, monkeypatch
 
 
 def starts_of(config: RunConfig, folder: Path, patch: pytest.MonkeyPatch) -> list[Tensor | None]:
-    """Where the episodes of each epoch were placed in the position table."""
+    """Return the starts in the table of positions of the episodes of each epoch."""
     seen: list[Tensor | None] = []
     loss = UAT.loss
 
@@ -248,11 +248,11 @@ def test_episodes_start_at_the_first_row_unless_told_otherwise(tmp_path: Path, m
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToyConfig:
     goal: float = 1.0
-    """Where both weights are pulled, one after the other."""
+    """Target of both weights, one after the other."""
 
 
 class Toy(Policy):
-    """Two weights, learnt in two phases with losses of their own."""
+    """A policy of two weights, learnt in two phases with different losses."""
 
     config: ToyConfig
 
@@ -361,7 +361,7 @@ def test_without_tensorboard_nothing_is_missing_but_its_folder(tmp_path: Path) -
 def test_checkpoints_close_to_each_other_are_left_out_and_a_kill_costs_no_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first checkpoint and the last reach the disk; resuming from the first repeats the rest."""
+    """Only the first and the last checkpoint are saved; resuming from the first repeats the rest."""
     plain = train(tiny(), tmp_path / "plain")
     monkeypatch.setattr("uat.training.checkpoint.SAVE_SECONDS", 1e9)
     saved: list[int] = []

@@ -1,4 +1,4 @@
-"""Acting live: one trained policy, several streams."""
+"""Sessions: one trained policy acting in several streams, step by step."""
 
 from uat.serving.session import Session
 

@@ -1,9 +1,9 @@
-"""Where a session's values enter: what is plainly right goes through at once, all else to the thorough checks.
+"""Check the values a session receives: quickly for the common types, thoroughly for all others.
 
-A lean look recognises arrays, tensors on the CPU and lists that are of a common type, of the right shape, contiguous,
-and good; it takes a few microseconds, which counts where a decision takes a hundred. What it does not recognise, right
-or wrong, `uat.checks` accepts or refuses: so both accept the same, and errors come from one place. A test holds the two
-equal. Everything comes out as NumPy: numbers as float32, ids as int64.
+A quick check recognises arrays, CPU tensors and lists that have a common type, the right shape, contiguous memory and
+valid values. It takes a few microseconds, which matters because a decision takes about a hundred. Values that it does
+not recognise, valid or not, go to `uat.checks`, which accepts them or raises the error. A test checks that both accept
+the same values. The results are NumPy arrays: numbers as float32, ids as int64.
 
 Shapes: B streams, A actions.
 """
@@ -22,14 +22,16 @@ from uat.spec import Box, Discrete, Items, Named, Spec, Weights
 Values = NDArray[Any]
 FLOAT32, FLOAT64, INT64, BOOL = (np.dtype(name) for name in ("float32", "float64", "int64", "bool"))
 LARGEST = 0.99e24
-"""A sum of squares below it has no entry beyond `checks.MOST_NUMBER`; NaN and infinities are not below it."""
+"""If the sum of squares is below this, no entry exceeds `checks.MOST_NUMBER`. NaN and infinity compare as not below."""
 SCALARS = (int, float, np.floating, np.integer)
 OFF = 9e-5
-"""How far from 1 weights may sum to at a lean look; the thorough one allows 1e-4, and may round otherwise."""
+"""Largest deviation of a sum of weights from 1 in the quick check. The thorough check allows 1e-4, which leaves room
+for different rounding."""
 
 
-class Entrance:
-    """One step of B streams: each value comes out, or a ValueError names the field, what is seen and what expected."""
+class InputChecks:
+    """Checks of one step of B streams: return each value as NumPy, or raise a ValueError that names the field, the
+    value and what was expected."""
 
     def __init__(self, spec: Spec, streams: int) -> None:
         self.spec, self.streams, self.shape_BA = spec, (streams,), (streams, spec.action.count)
@@ -45,7 +47,7 @@ class Entrance:
         return check_observations(obs, self.spec, self.streams).numpy() if x is None else x
 
     def rewards(self, reward: Array, known: Array | None = None) -> Values:
-        """One number for each stream, or the number itself where there is one stream; 0 where it is not known."""
+        """Return rewards (B,), with 0 where the reward is unknown. A single stream may pass a plain number."""
         if isinstance(reward, SCALARS) and self.streams == (1,):
             reward = [reward]
         if known is not None:
@@ -80,11 +82,11 @@ class Entrance:
         return x
 
 
-# ---------------------------------------------------------------- lean looks: the values, or None: not recognised
+# ---------------------------------------------------------------- quick checks: the values, or None if not recognised
 
 
 def numbers(values: Array, shape: tuple[int, ...], largest: float = LARGEST) -> Values | None:
-    """As float32, if the sum of their squares is below `largest`; it is summed in the type in which they came."""
+    """Return the values as float32 if their sum of squares, in their original type, is below `largest`."""
     x = _array(values, shape)
     if x is None or x.dtype not in (FLOAT32, FLOAT64, INT64):
         return None
@@ -96,8 +98,8 @@ def ids(values: Array, shape: tuple[int, ...], count: int) -> Values | None:
     x = _array(values, shape)
     if x is None or x.dtype != INT64:
         return None
-    found = x.tolist()
-    return x if min(found) >= 0 and max(found) < count else None
+    values_list = x.tolist()
+    return x if min(values_list) >= 0 and max(values_list) < count else None
 
 
 def weights(values: Array, shape: tuple[int, ...]) -> Values | None:
@@ -116,6 +118,6 @@ def _array(values: Array, shape: tuple[int, ...]) -> Values | None:
             x = values
         else:
             return None
-    except (TypeError, ValueError, RuntimeError):  # ragged lists, gradients, other devices, types that NumPy lacks
+    except (TypeError, ValueError, RuntimeError):  # ragged lists, gradients, other devices, types unknown to NumPy
         return None
     return x if x.shape == shape and x.flags.c_contiguous else None

@@ -1,7 +1,7 @@
 """A Session: raw observations and rewards in, actions out, step by step.
 
-Here values enter from outside, so here they are checked. Inside, the same clock and the same `step` as in
-training decide what the policy knows.
+Values from the caller are checked here. The clock and the policy's `step` are those of training, so the policy sees
+the same inputs at each step as in training.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from uat.engines import Engine, FusedEngine, NumpyEngine, plan_session
 from uat.episode import Step
 from uat.methods import Policy
 from uat.nn.cache import ENDLESS
-from uat.serving.entrance import Entrance, Values
+from uat.serving.entrance import InputChecks, Values
 from uat.settings import Count, Steps, checked, shown
 from uat.spec import Discrete
 from uat.tensor_files import first_not_finite
@@ -35,19 +35,19 @@ def _check_policy(policy: Policy) -> Policy:
     weights = policy.state_dict()
     if not weights or next(iter(weights.values())).is_meta:
         raise ValueError(f"policy: expected a {type(policy).__name__} with weights, got one without values")
-    if said := first_not_finite(weights):
-        raise ValueError(f"policy: {said}, where only finite numbers can be")
+    if problem := first_not_finite(weights):
+        raise ValueError(f"policy: {problem}, where only finite numbers can be")
     return policy
 
 
-def _most_steps(policy: Policy) -> int | None:
-    """How many steps a stream may have where the user does not say; None: no limit."""
+def _default_capacity(policy: Policy) -> int | None:
+    """Return the most steps a stream may have if the user sets no capacity; None means no limit."""
     if policy.endless:
         return None
     if policy.spec.horizon is None:
         raise ValueError(
-            f"capacity: the problem has no horizon, and the memory of this {type(policy).__name__} grows with its "
-            "streams: say how many steps a stream may have, or train with a context and positions that do not end"
+            f"capacity: the problem has no horizon, and the memory of this {type(policy).__name__} grows with every "
+            "step: set the most steps of a stream, or train with a context and positions without an end"
         )
     return policy.spec.horizon
 
@@ -59,17 +59,18 @@ class Session:
     >>> action = session.act(obs)                       # the first step of both streams
     >>> action = session.act(obs, reward=earned)        # `earned` is what the last action brought
 
-    A few streams on a CPU, and any number on a GPU where the policy can be fused, take the fast step (`path` says so):
-    by NumPy, or by a kernel, which is compiled when the first session of its kind opens (and once more where actions
-    are first masked). It copies the weights then: open another session after training on. With path="cached" the
-    policy's own `step` plays, whatever its weights are by then.
+    A session uses the fast step for a few streams on a CPU (NumPy), and for any number of streams on a GPU if the
+    policy can be fused (a Triton kernel); the attribute `path` is then "fast". The kernel is compiled when the first
+    session of its kind opens, and again when actions are first masked. The fast step copies the weights when the
+    session opens, so open a new session after further training. With path="cached" the session calls the policy's own
+    `step`, which always uses the current weights.
 
-    A session can be copied (`copy.copy` shares the policy, `copy.deepcopy` copies it), pickled, and on a CPU used on in
-    a forked process: each copy remembers what the original did, and goes on by itself with the same decisions.
+    A session can be copied (`copy.copy` shares the policy, `copy.deepcopy` copies it) and pickled. On a CPU, a forked
+    process can keep using it. Each copy starts from the memory of the original and continues independently.
 
-    capacity: the most steps of a stream; unset: the horizon, or no limit where the policy remembers a window of steps
-        (`context`) and its positions have no end: then memory and time per step stay constant.
-    threads: CPU threads of the cached step, wherever `act` is called; unset: UAT_THREADS, or one.
+    capacity: the most steps of a stream; unset: the horizon, or no limit if the policy remembers a window of steps
+        (`context`) and its positions have no end. Memory and time per step are then constant.
+    threads: CPU threads of the cached step, in whichever thread `act` is called; unset: UAT_THREADS, or one.
     """
 
     path: Literal["fast", "cached"]
@@ -88,7 +89,7 @@ class Session:
         with cpu_threads(self.threads):
             self.policy, self.device = _check_policy(policy).eval(), next(policy.parameters()).device
         self.spec, self.streams = policy.spec, checked(streams, Count, "streams")
-        self.capacity = _most_steps(policy) if capacity is None else checked(capacity, Steps, "capacity")
+        self.capacity = _default_capacity(policy) if capacity is None else checked(capacity, Steps, "capacity")
         self._room = ENDLESS if self.capacity is None else self.capacity
         try:
             with cpu_threads(self.threads):
@@ -100,30 +101,30 @@ class Session:
             message = f"streams={self.streams}{limit} do not fit into memory: {shown(str(error), 100)}"
             raise ValueError(message) from None
         self.path = "cached" if self._engine.name == "plain" else "fast"
-        self._entrance = Entrance(self.spec, streams)
+        self._checks = InputChecks(self.spec, streams)
         self._steps = np.zeros(streams, dtype=np.int64)
-        self._longest, self._fresh = 0, True  # the most steps of any stream; whether some stream has seen none
+        self._longest, self._fresh = 0, True  # the most steps of any stream; whether a stream is at its first step
         self._none = self._last = self.spec.no_action(streams).numpy()
         self._going = np.zeros(streams, dtype=bool)
         self._rewards = deque(np.zeros(streams, dtype=np.float32) for _ in range(self.spec.reward_lag - 1))
 
     def _open(self, path: str) -> tuple[Engine, Any]:
-        """Return the engine that decides, and its memory."""
+        """Return the engine and its initial state."""
         engine = self._plan(path)
         try:
             return engine, engine.init_state(self.streams, self._room, self.device)
         except ValueError:
             raise
-        except Exception as error:  # whatever a compiler or a driver says: each has errors of its own
+        except Exception as error:  # compilers and drivers raise errors of their own types
             if path != "auto" or not isinstance(engine, FusedEngine):
                 raise
-            said = str(error).strip().split("\n")[0]
+            reason = str(error).strip().split("\n")[0]
             warnings.warn(
-                f"the fused step does not run on this device ({type(error).__name__}: {said}): the session takes the "
-                "cached one, which is slower; path='cached' asks for it without this warning",
+                f"the fused step does not run on this device ({type(error).__name__}: {reason}): the session uses the "
+                "cached step, which is slower; set path='cached' to choose it without this warning",
                 stacklevel=3,
             )
-            plain = Engine(self.policy, refused=said)
+            plain = Engine(self.policy, refused=reason)
             return plain, plain.init_state(self.streams, self._room, self.device)
 
     def _plan(self, path: str) -> Engine:
@@ -143,14 +144,14 @@ class Session:
         action: Array | None = None,
         allowed: Array | None = None,
     ) -> Tensor:
-        """The policy's decision in each stream.
+        """Return the policy's action in each stream.
 
-        reward: what the previous step earned in each stream (for logs: what the step just logged earned). Where the
-            policy sees rewards it is needed, however late the policy is told, unless all streams are at their first
-            step (for logs: always). A stream at its first step ignores it. One stream takes a plain number;
-        reward_known: False in streams where nobody knows that reward, which may be NaN there: the policy is told 0;
-        action: what was really done in the previous step, if not what this session answered;
-        allowed: True where an action may be taken now.
+        reward: the reward of the previous step in each stream (for logs: of the step just logged). Required if the
+            policy sees rewards, even with a delay, unless all streams are at their first step (for logs: always
+            required). Ignored in streams at their first step. A single stream may pass a plain number.
+        reward_known: False in streams whose reward is unknown; the reward may be NaN there, and the policy sees 0.
+        action: the action actually taken in the previous step, if it differs from the one this session returned.
+        allowed: True for actions that are allowed now.
         """
         if os.getpid() != self._process:
             self._check_fork()
@@ -159,24 +160,24 @@ class Session:
                 f"stream {self._steps.argmax()} has seen {self._longest} steps, and the session holds {self.capacity}: "
                 "restart the stream, or open the session with a larger capacity"
             )
-        enter = self._entrance
-        seen = enter.observations(obs)
-        earned_B = self._unrewarded() if reward is None else enter.rewards(reward, reward_known)
-        done = self._last if action is None else enter.actions(action)
-        may_BA = None if allowed is None else enter.allowed(allowed)
+        checks = self._checks
+        obs_checked = checks.observations(obs)
+        reward_B = self._no_reward() if reward is None else checks.rewards(reward, reward_known)
+        prev_action = self._last if action is None else checks.actions(action)
+        allowed_BA = None if allowed is None else checks.allowed(allowed)
 
         first_B = self._going
         if self._fresh:
             first_B = self._steps == 0
-            done = np.where(first_B.reshape(-1, *[1] * (done.ndim - 1)), self._none, done)
-        told = seen, done, self._delayed(earned_B, first_B), first_B, may_BA
-        answer = self._in_numpy(self._engine, *told) if isinstance(self._engine, NumpyEngine) else self._in_torch(*told)
+            prev_action = np.where(first_B.reshape(-1, *[1] * (prev_action.ndim - 1)), self._none, prev_action)
+        step = obs_checked, prev_action, self._delayed(reward_B, first_B), first_B, allowed_BA
+        answer = self._in_numpy(self._engine, *step) if isinstance(self._engine, NumpyEngine) else self._in_torch(*step)
         self._steps += 1
         self._longest, self._fresh = self._longest + 1, False
         return answer
 
     def restart(self, streams: Array | None = None) -> None:
-        """Some streams (their numbers, or a mask; all, if none are named) begin a new episode with their next step."""
+        """Begin a new episode with the next step of these streams: stream numbers, or a mask; unset: all streams."""
         self._steps[self._numbers_of(streams)] = 0
         self._longest, self._fresh = int(self._steps.max()), bool((self._steps == 0).any())
 
@@ -205,7 +206,7 @@ class Session:
         if os.getpid() != self._process:
             self._check_fork()
         memo[id(self)] = twin = object.__new__(type(self))
-        with cpu_threads(self.threads):  # large weights are copied by as many threads
+        with cpu_threads(self.threads):  # copying large weights uses threads
             twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return twin
 
@@ -216,7 +217,7 @@ class Session:
         vars(self).update(state, _process=os.getpid())
 
     def _check_fork(self) -> None:
-        """In a forked process neither a GPU nor threads of the parent go on."""
+        """Refuse a forked process that would need the GPU or the threads of its parent."""
         if self.device.type != "cpu" or self.threads > 1:
             why = "the GPU" if self.device.type != "cpu" else f"the {self.threads} threads"
             raise ValueError(
@@ -225,7 +226,7 @@ class Session:
             )
         self._process = os.getpid()
 
-    # ------------------------------------------------------------ what is known, and the answer
+    # ------------------------------------------------------------ decisions
 
     def _in_numpy(
         self,
@@ -237,12 +238,12 @@ class Session:
         allowed_BA: Values | None,
     ) -> Tensor:
         logits_BA = engine.numpy.decide(self._state, obs, action, reward_B.tolist(), first_B.tolist(), allowed_BA)
-        if not np.abs(logits_BA.max(-1)).max() < math.inf:  # NaN is not below it either
+        if not np.abs(logits_BA.max(-1)).max() < math.inf:  # also true for NaN
             self._refuse_answer()
         if isinstance(self.spec.action, Discrete):
-            self._last = logits_BA.argmax(-1)  # the first of equals, as in torch
+            self._last = logits_BA.argmax(-1)  # the first of equal values, as in torch
         else:
-            with cpu_threads(self.threads):  # a softmax of any size asks for all threads
+            with cpu_threads(self.threads):  # a softmax of any size uses all threads
                 self._last = choose(torch.from_numpy(logits_BA), self.spec).numpy()
         return torch.from_numpy(self._last.copy())
 
@@ -250,10 +251,9 @@ class Session:
     def _in_torch(
         self, obs: Values, action: Values, reward_B: Values, first_B: Values, allowed_BA: Values | None
     ) -> Tensor:
-        told = {"obs": obs, "prev_action": action, "prev_reward": reward_B, "first": first_B}
-        copies = {name: torch.tensor(x, device=self.device) for name, x in told.items()}  # a policy may keep them
-        may_BA = None if allowed_BA is None else torch.tensor(allowed_BA, device=self.device)
-        step = Step(**copies, allowed=may_BA)
+        arrays = {"obs": obs, "prev_action": action, "prev_reward": reward_B, "first": first_B}
+        copies = {name: torch.tensor(x, device=self.device) for name, x in arrays.items()}  # a policy may keep them
+        step = Step(**copies, allowed=None if allowed_BA is None else torch.tensor(allowed_BA, device=self.device))
         if isinstance(self._engine, FusedEngine):
             chosen, self._state = self._engine.decide(self._state, step)
             answer = chosen.cpu()
@@ -261,7 +261,7 @@ class Session:
             with cpu_threads(self.threads):
                 logits_BA, self._state = self._engine.step(self._state, step)
                 answer, largest = choose(logits_BA, self.spec).cpu(), float(logits_BA.amax(-1).abs().max())
-            if not largest < math.inf:  # NaN is not below it either
+            if not largest < math.inf:  # also true for NaN
                 self._refuse_answer()
         self._last = (
             (answer.float() if answer.dtype == torch.bfloat16 else answer).numpy().copy()
@@ -269,20 +269,20 @@ class Session:
         return answer
 
     def _refuse_answer(self) -> None:
-        """A memory that gave such an answer may hold more of it: the session forgets all, and says so."""
+        """Reset all streams, since their memory may hold values that are not finite, and raise an error."""
         with cpu_threads(self.threads):
             self._state = self._engine.init_state(self.streams, self._room, self.device)
         self._last = self._none
         self.restart()
         raise ValueError(
-            "the policy's answer is not finite: its weights are too large for what it was told; all streams of the "
+            "the policy's answer is not finite: its weights are too large for these inputs; all streams of the "
             "session begin a new episode with their next step"
         )
 
     # ------------------------------------------------------------ rewards
 
-    def _unrewarded(self) -> Values:
-        """No reward was told: zeros, if there can be none yet or the policy would not look; otherwise an error."""
+    def _no_reward(self) -> Values:
+        """Return zeros for a missing reward; raise an error if the policy sees rewards and some are already due."""
         if "reward" in self.policy.sees and (self.spec.reward_lag == 0 or self._longest > 0):
             may = "no step" if self.spec.reward_lag == 0 else "only the first step of all streams"
             raise ValueError(
@@ -292,13 +292,13 @@ class Session:
         return np.zeros(self.streams, dtype=np.float32)
 
     def _delayed(self, earned_B: Values, first_B: Values) -> Values:
-        """The reward channel of this step, as the clock defines it: late by the lag, and scaled."""
+        """Return the reward that the policy sees at this step, delayed and scaled as the clock defines."""
         lag, scale = self.spec.reward_lag, self.spec.reward_scale
-        if self._fresh and lag > 0:  # what an episode's last action earned must not leak into the next episode
+        if self._fresh and lag > 0:  # the last reward of an episode must not leak into the next episode
             earned_B = np.where(first_B, np.float32(0), earned_B)
             for old_B in self._rewards:
                 old_B[first_B] = 0
         if lag > 1:
-            self._rewards.append(earned_B.copy())  # whoever told it may write over it
+            self._rewards.append(earned_B.copy())  # the caller may overwrite its array
             earned_B = self._rewards.popleft()
         return earned_B if scale == 1 else earned_B * np.float32(scale)

@@ -1,7 +1,7 @@
-"""Where a training stands, on disk: enough to resume to the same numbers.
+"""Checkpoints of a training: everything needed to resume it with the same numbers.
 
-Random streams need no saving: worlds, sampled actions, position offsets and dropout of an epoch all come from
-(seed, epoch).
+Random generators are not saved: worlds, sampled actions, position offsets and dropout of an epoch depend on
+(seed, epoch) alone.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from uat.tensor_files import RunError, copied, first_not_finite, read_tensors, w
 STATE = "state/train.safetensors"
 LOGS = ("metrics.jsonl", "timing.jsonl")
 SAVE_SECONDS = 5.0
-"""A checkpoint that comes sooner than this after the last is left out: short trainings would do little else."""
+"""Shortest time between two checkpoints; without it, short trainings would spend most of their time saving."""
 
 
 class DivergedError(ValueError):
-    """Training went to numbers that are none."""
+    """A loss, gradient or weight became NaN or infinite during training."""
 
     def __init__(self, what: str, run: Run) -> None:
         super().__init__(
             f"{what}; {run.path} keeps the last checkpoint; "
-            f"train anew with a learning rate below train.lr={run.config.train.lr}"
+            f"train again with a learning rate below train.lr={run.config.train.lr}"
         )
 
 
 @dataclass(slots=True)
 class TrainingProgress:
-    """Where training stands, beside its tensors."""
+    """Progress of a training, saved with its tensors."""
 
     phase: int = 0
     epoch: int = 0
@@ -52,24 +52,24 @@ class TrainingProgress:
     best_value: float | None = None
     best_epoch: int = 0
     settled: bool = True
-    """Whether the last epoch was validated: only then may training stop, or be saved."""
+    """Whether the last epoch was validated. Training stops and is saved only after a validated epoch."""
     finished: bool = False
     numerics: str | None = None
-    """Revisions of the builds that trained it, such as "cuda-2" (see `uat.numerics`); None: unknown."""
+    """Revisions of the builds that trained the weights, such as "cuda-2" (see `uat.numerics`); None: unknown."""
 
     def advance(self, *, validate_every: int, epochs: int) -> None:
-        """An epoch of the phase is done. It is validated at intervals, and if it is the last."""
+        """Count a finished epoch. Epochs are validated at intervals, and the last one always."""
         self.epoch, self.total = self.epoch + 1, self.total + 1
         self.settled = self.epoch % validate_every == 0 or self.epoch == epochs
 
     def begin(self, phase: int) -> None:
-        """A phase starts; if it is the one that was interrupted, it goes on."""
+        """Start a phase, or resume it if it is the interrupted one."""
         if phase != self.phase:
             self.phase, self.epoch, self.best_value, self.best_epoch = phase, 0, None, 0
 
 
 def progress_of(run: Run) -> TrainingProgress | None:
-    """Where the run's training stands; None if its folder holds no training, as that of a policy handed on."""
+    """Return the progress of a run's training; None if its folder holds only a policy."""
     if run.file(STATE).exists():
         return read_state(run).standing
     return TrainingProgress() if any(run.file(name).exists() for name in LOGS) else None
@@ -77,16 +77,16 @@ def progress_of(run: Run) -> TrainingProgress | None:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The last checkpoint, as it was read."""
+    """A checkpoint read from disk."""
 
     tensors: dict[str, Tensor]
     standing: TrainingProgress
     meta: dict[str, Any]
-    """Everything beside the tensors: where training stands, whose it is, and with how many CPU threads."""
+    """The metadata: training progress, identity of the run, checksum of the log, number of CPU threads."""
 
 
 def read_state(run: Run) -> State:
-    """The last checkpoint, if it is this run's and the log has all of its rows."""
+    """Read the last checkpoint; raise an error if it belongs to another run or does not match the log."""
     file = run.file(STATE)
     tensors, meta = read_tensors(file)
     if (owner := meta.get("run", run.config.identity())) != run.config.identity():
@@ -98,73 +98,74 @@ def read_state(run: Run) -> State:
     except ValueError as error:
         raise RunError(f"{file}: {error}") from None
     weights = {name: tensor for name, tensor in tensors.items() if name.startswith(("policy.", "best."))}
-    if said := first_not_finite(weights):
-        raise RunError(f"{file}: {said}, where only finite numbers can be")
+    if problem := first_not_finite(weights):
+        raise RunError(f"{file}: {problem}, where only finite numbers can be")
     if (logged := meta.get("metrics")) is not None:
         check_log(run, logged, file)
     return State(tensors, standing, meta)
 
 
 def check_log(run: Run, logged: Any, state: Path) -> None:
-    """Refuse a log that is not, up to the checkpoint, the one that was written."""
+    """Raise an error if the log up to the checkpoint has changed since it was written."""
     lines = run.lines("metrics.jsonl")
-    if logged != summed(lines[: logged.get("rows", 0)] if isinstance(logged, dict) else []):
+    if logged != checksum(lines[: logged.get("rows", 0)] if isinstance(logged, dict) else []):
         raise RunError(
-            f"{run.file('metrics.jsonl')} was changed after it was written: up to the checkpoint in {state} its rows "
-            f"are others, or fewer, than the {logged.get('rows') if isinstance(logged, dict) else '?'} that were logged"
+            f"{run.file('metrics.jsonl')} was changed after it was written: its rows differ from the "
+            f"{logged.get('rows') if isinstance(logged, dict) else '?'} rows logged before the checkpoint in {state}"
         )
 
 
-def summed(lines: Sequence[str]) -> dict[str, Any]:
-    """How many rows a log has, and a checksum of them."""
+def checksum(lines: Sequence[str]) -> dict[str, Any]:
+    """Return the number of rows of a log and their checksum."""
     return {"rows": len(lines), "checksum": hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()}
 
 
 class Checkpoint:
-    """The tensors that training changes, and their way to the run folder and back."""
+    """The tensors that training changes: save them to the run folder and restore them."""
 
     def __init__(self, run: Run, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
         self.run, self.policy, self.optimizer = run, policy, optimizer
         self.best: dict[str, Tensor] = {}
         self.saved_threads: int | None = None
-        """CPU threads of the checkpoint that was restored, if it says so."""
+        """Number of CPU threads recorded in the restored checkpoint, if any."""
         self._saved_at = -math.inf
 
     def tensors(self) -> dict[str, Tensor]:
-        """Weights and optimizer state, by name."""
-        found = {f"policy.{name}": tensor for name, tensor in self.policy.state_dict().items()}
+        """Return weights and optimizer state by name."""
+        tensors = {f"policy.{name}": tensor for name, tensor in self.policy.state_dict().items()}
         for name, parameter in self.policy.named_parameters():
             for key, tensor in self.optimizer.state.get(parameter, {}).items():
-                found[f"adam.{key}.{name}"] = tensor
-        return found
+                tensors[f"adam.{key}.{name}"] = tensor
+        return tensors
 
     def weights(self) -> dict[str, Tensor]:
-        """A copy of the policy's, as they are now."""
+        """Return a copy of the policy's current weights."""
         return copied(self.policy.state_dict())
 
     @property
     def due(self) -> bool:
-        """Whether the last one is some seconds old, or there is none."""
+        """Whether no checkpoint was saved in the last `SAVE_SECONDS`."""
         return time.monotonic() - self._saved_at >= SAVE_SECONDS
 
     def save(self, standing: TrainingProgress) -> None:
-        """To disk, if it is due; the last always. Weights that are not finite are an error: they replace none."""
+        """Save if a checkpoint is due or training has finished; raise an error, and save nothing, if a weight is not
+        finite."""
         if not standing.finished and not self.due:
             return
         for weights in (self.policy.state_dict(), self.best):
-            if said := first_not_finite(copied(weights, torch.device("cpu"))):
-                raise DivergedError(f"{said} after epoch {standing.total}", self.run)
+            if problem := first_not_finite(copied(weights, torch.device("cpu"))):
+                raise DivergedError(f"{problem} after epoch {standing.total}", self.run)
         self._saved_at = time.monotonic()
         self._save_policy()
         best = {f"best.{name}": tensor for name, tensor in self.best.items()}
         about = {"run": self.run.config.identity(), "threads": torch.get_num_threads()}
-        logged = summed(self.run.lines("metrics.jsonl"))
+        logged = checksum(self.run.lines("metrics.jsonl"))
         write_tensors(
             self.run.file(STATE), {**self.tensors(), **best}, {**asdict(standing), **about, "metrics": logged}
         )
 
     def restore(self) -> TrainingProgress:
-        """Back to what was saved last; what was logged after it is dropped, to be done again."""
+        """Restore the last checkpoint and drop the log rows after it; those epochs are trained again."""
         now = numerics.current(next(self.policy.parameters()).device.type)
         if self.run.file(STATE).exists():
             standing = self._load()
@@ -186,8 +187,8 @@ class Checkpoint:
             raise RunError(f"{file} does not fit this run: {missing[0]} is missing")
         for name, tensor in own.items():
             if saved[name].shape != tensor.shape:
-                seen, wanted = tuple(saved[name].shape), tuple(tensor.shape)
-                raise RunError(f"{file} does not fit this run: {name} has shape {seen}, expected {wanted}")
+                shape, expected = tuple(saved[name].shape), tuple(tensor.shape)
+                raise RunError(f"{file} does not fit this run: {name} has shape {shape}, expected {expected}")
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(saved[name])
@@ -203,14 +204,11 @@ class Checkpoint:
 
 
 def adopt(run: Run, source: Run) -> None:
-    """Take over where another run's training stands, best weights and logs included; the policy is written on loading.
-
-    A run that has a checkpoint of its own keeps it.
-    """
+    """Copy another run's checkpoint and logs into a run that has no checkpoint. Loading it writes the policy file."""
     if run.file(STATE).exists():
         return
     state = read_state(source)
     for name in LOGS:
         run.write_rows(name, [row for row in source.rows(name) if row["epoch"] <= state.standing.total])
-    about = {"run": run.config.identity(), "metrics": summed(run.lines("metrics.jsonl"))}
+    about = {"run": run.config.identity(), "metrics": checksum(run.lines("metrics.jsonl"))}
     write_tensors(run.file(STATE), state.tensors, {**state.meta, **about})

@@ -1,7 +1,7 @@
 """One update of rollout-then-optimize (paper, algorithm 1): a function of weights, optimizer state, seed and index.
 
-A phase that learns from logs plays them the same way: worlds and actions of its behaviour come from (seed, id), so the
-log is written nowhere and is the same whenever it is read.
+A phase that learns from logs generates them the same way: the worlds and the actions of its behaviour policy depend on
+(seed, id) alone, so the log is never stored and can be regenerated at any time.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from uat.training.ranks import ALONE, Ranks
 
 
 class Epoch:
-    """Runs the updates of one phase, on the episodes of its rollouts. Each reseeds torch's generator: call it in
-    `seeded`."""
+    """Run the updates of one phase, each on the episodes of one rollout. Every update reseeds torch's generator, so
+    call `run` inside `seeded`."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Epoch:
         self.config, self.phase, self.rollouts, self.checkpoint, self.ranks = config, phase, rollouts, checkpoint, ranks
         self.optimizer = checkpoint.optimizer
         self.train = replace(config.train, epochs=phase.epochs(config.train.epochs))
-        """The settings of this phase's own length."""
+        """Training settings with the number of epochs of this phase."""
         self.updates = UpdateRunner(
             engine,
             phase,
@@ -54,18 +54,21 @@ class Epoch:
             serial=serial,
         )
         self.path = "eager pass" if rollouts.device.type != "cuda" else engine.update_path
-        """Which code the update runs, for whoever watches."""
+        """Name of the code path of the update, shown with the progress."""
         self.warm, self.warmed_up_with = False, list[Callable[[], Callable[[], object]]]()
-        """Whether kernels have been compiled; what else is launched between updates, as validations are: its kernels
-        are compiled with those of the first update."""
+        """Whether the kernels have been compiled; and other work between updates, such as validations, whose kernels
+        are compiled along with those of the first update."""
         self.rate: float | None = None
-        """The share of their highest at which learning rates are; None: not set yet."""
+        """Factor on the peak learning rates; None: not set yet."""
 
     def run(self, index: int, epoch: int) -> dict[str, Tensor]:
-        """Play the index-th batch of worlds, then one optimizer step at the rates of this epoch (the first is 1)."""
+        """Play the index-th batch of worlds, then take one optimizer step with the learning rates of this epoch.
+
+        epoch: counted from 1.
+        """
         c = self.config
         ids = self.ranks.share(torch.arange(index * c.train.batch_size, (index + 1) * c.train.batch_size))
-        self._place(ids)
+        self._draw_starts(ids)
         self._warm_up(len(ids))
         trajectory = self.rollouts.play(ids, split_seed("train", c.seed))
         self.rate = set_rates(self.optimizer, self.train, epoch, self.rate)
@@ -91,11 +94,11 @@ class Epoch:
         warm_up(prepare, self.rollouts.device, key, preserve=self.checkpoint.tensors().values())
 
     def close(self) -> None:
-        """Give back what was captured."""
+        """Free the captured graphs."""
         self.updates.close()
 
-    def _place(self, ids: Tensor) -> None:
-        """Draw where these episodes start in the position table."""
+    def _draw_starts(self, ids: Tensor) -> None:
+        """Draw the start of each episode in the table of positions."""
         if not self.config.train.random_start:
             return
         horizon = self.rollouts.simulator.spec.steps

@@ -1,4 +1,4 @@
-"""Whether a training fits into memory, estimated before anything of its size is allocated."""
+"""Estimate whether a training fits into memory before allocating it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from uat.runs import empty_policy
 from uat.spec import Discrete, Spec
 
 COPIES = 4
-"""Of every weight: itself, its gradient, and the two moments of the optimizer."""
+"""Numbers stored per weight: the weight, its gradient, and the optimizer's two moments."""
 PER_LAYER = 12
-"""Numbers of the residual stream's width that a layer keeps of a step for its gradients."""
+"""Activations of width d_model that a layer stores per step for its gradients."""
 WIDTHS = ("d_model", "num_layers", "d_ff", "d_hidden", "d_utility", "members", "num_hidden", "d_encoder", "d_asset")
-"""Settings that decide how many weights there are."""
+"""Settings that determine the number of weights."""
 
 
 def check_memory(config: RunConfig, spec: Spec, device: torch.device, *, share: int = 1) -> None:
-    """Refuse a training that is certainly larger than the memory of its device.
+    """Raise an error if a training certainly needs more memory than its device has.
 
-    share: among how many processes a batch is divided.
+    share: number of processes that divide a batch.
     """
     policy = empty_policy(METHODS[config.method_name], spec, config.method)
     weights = COPIES * sum(weight.nbytes for weight in policy.parameters())
@@ -37,7 +37,7 @@ def check_memory(config: RunConfig, spec: Spec, device: torch.device, *, share: 
 
 
 def numbers_per_step(spec: Spec, config: Any) -> int:
-    """What training keeps of one step of an episode: what is told of it, and what its gradients need."""
+    """Return how many numbers training stores per step of an episode: inputs, feedback and activations."""
     obs = math.prod(spec.obs.shape)
     action = 1 if isinstance(spec.action, Discrete) else spec.action.count
     width, layers = getattr(config, "d_model", 0), getattr(config, "num_layers", 0)

@@ -1,4 +1,4 @@
-"""Adam with one learning rate per group of parameters, and its schedule; rates lie on the device."""
+"""Adam with one learning rate per parameter group, and its schedule. Learning rates are tensors on the device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from uat.methods import Policy
 
 
 def build_optimizer(policy: Policy, config: TrainConfig) -> torch.optim.Adam:
-    """Adam with its state in place from the start: a fresh run and a resumed one look alike."""
+    """Return Adam with its state already allocated, so that fresh and resumed runs have the same tensors."""
     device = next(policy.parameters()).device
     groups = []
     for name, parameters in policy.parameter_groups().items():
@@ -27,7 +27,7 @@ def build_optimizer(policy: Policy, config: TrainConfig) -> torch.optim.Adam:
 
 
 def rate_of(group: str, policy: Policy, config: TrainConfig) -> float:
-    """The learning rate of a group of parameters: one of training's own, or the method's setting GROUP_lr."""
+    """Return the peak learning rate of a parameter group: a training setting, or the method's setting GROUP_lr."""
     rates = {"base": config.lr, "utility": config.utility_lr}
     rate = rates.get(group, getattr(policy.config, f"{group}_lr", None))
     if rate is None:
@@ -39,8 +39,10 @@ def rate_of(group: str, policy: Policy, config: TrainConfig) -> float:
 def set_rates(
     optimizer: torch.optim.Optimizer, config: TrainConfig, epoch: int, factor_now: float | None = None
 ) -> float:
-    """The rates of this epoch (the first is 1): a linear warm-up, then constant or along a cosine to zero. Returns what
-    the highest are multiplied with; where that is `factor_now`, nothing is written."""
+    """Set the learning rates of an epoch, counted from 1: a linear warm-up, then constant or a cosine decay to zero.
+
+    Return the factor on the peak rates. If it equals `factor_now`, the rates are not written again.
+    """
     factor = min(1.0, epoch / config.warmup) if config.warmup else 1.0
     if config.lr_schedule == "cosine" and epoch > config.warmup:
         done = (epoch - config.warmup) / max(1, config.epochs - config.warmup)

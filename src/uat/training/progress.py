@@ -1,4 +1,4 @@
-"""Live progress on standard error: a bar on a terminal, plain lines in a log, nothing if not wanted."""
+"""Live progress on standard error: a bar on a terminal, plain lines in a log, or nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from uat.terminal import plain, say
 
 
 class Progress:
-    """Says nothing; the others say more."""
+    """Silent progress, and the interface of the other kinds."""
 
     def __enter__(self) -> Self:
         return self
@@ -24,11 +24,11 @@ class Progress:
         pass
 
     def update(self, epoch: int, note: str = "") -> None:
-        """So many epochs are done; a note is news."""
+        """Show that this number of epochs is done, with an optional note."""
 
 
 class Lines(Progress):
-    """A line whenever there is news, at most every few seconds."""
+    """Progress as one line per note, at most every few seconds."""
 
     def __init__(self, label: str, total: int, every_seconds: float = 5.0) -> None:
         self.label, self.total, self.every = label, total, every_seconds
@@ -42,7 +42,7 @@ class Lines(Progress):
 
 
 class Bar(Progress):
-    """rich's bar."""
+    """Progress as a bar, drawn by rich."""
 
     def __init__(self, label: str, total: int) -> None:
         self.bar = _rich_progress()
@@ -67,7 +67,7 @@ def _rich_progress() -> Any:
     from rich.console import Console
     from rich.table import Column
 
-    def text(template: str, ratio: int) -> rich.TextColumn:  # gives way on a narrow terminal, so that the count stays
+    def text(template: str, ratio: int) -> rich.TextColumn:  # shrinks on a narrow terminal to keep the count visible
         return rich.TextColumn(template, table_column=Column(ratio=ratio, no_wrap=True, overflow="ellipsis"))
 
     columns: list[Any] = [text("{task.description}", 2), rich.BarColumn(12), rich.MofNCompleteColumn()]
@@ -76,7 +76,7 @@ def _rich_progress() -> Any:
 
 
 def show_progress(label: str, total: int) -> Progress:
-    """A bar if somebody watches, lines otherwise."""
+    """Return a bar on a terminal, and lines otherwise."""
     return Bar(label, total) if sys.stderr.isatty() else Lines(label, total)
 
 
@@ -84,7 +84,7 @@ def show_progress(label: str, total: int) -> Progress:
 
 
 class Board:
-    """Progress of a grid of jobs, and of each worker: lines in a log. Workers leave notes, small files, to be read."""
+    """Progress of a grid of jobs and of each worker, as lines. Workers report their progress in small files: notes."""
 
     def __init__(self, total: int, every_seconds: float = 15.0) -> None:
         self.total, self.finished, self.failed, self.every = total, 0, 0, every_seconds
@@ -100,12 +100,12 @@ class Board:
         say(line)
 
     def done(self, name: str, seconds: float, *, failed: bool) -> None:
-        """A job has come to its end."""
+        """Report a finished or failed job."""
         self.finished, self.failed = self.finished + 1, self.failed + failed
         self.say(f"{self.standing()}: {'failed' if failed else 'done'} {name} ({seconds:.0f} s)")
 
     def watch(self, notes: Path) -> None:
-        """Look where the workers stand."""
+        """Show the progress of the workers."""
         if time.monotonic() - self.last >= self.every:
             self.last = time.monotonic()
             for worker, note in read_notes(notes).items():
@@ -118,7 +118,7 @@ class Board:
 
 
 class BoardOfBars(Board):
-    """rich's bars: one for the grid, one for each worker."""
+    """Bars drawn by rich: one for the grid, one for each worker."""
 
     def __init__(self, total: int) -> None:
         super().__init__(total)
@@ -145,20 +145,20 @@ class BoardOfBars(Board):
         for worker, note in read_notes(notes).items():
             if worker not in self.workers:
                 self.workers[worker] = self.bars.add_task("", total=1, note="")
-            said = {"description": plain(note["name"]), "completed": note["epoch"], "total": note["total"]}
-            self.bars.update(self.workers[worker], note=plain(note["note"]), **said)
+            columns = {"description": plain(note["name"]), "completed": note["epoch"], "total": note["total"]}
+            self.bars.update(self.workers[worker], note=plain(note["note"]), **columns)
 
 
 def read_notes(folder: Path) -> dict[str, dict[str, Any]]:
-    """What each worker says of itself; a note that is damaged, or just being replaced, is left out."""
-    found = {}
+    """Return the progress note of each worker; damaged and half-replaced files are skipped."""
+    notes = {}
     for file in sorted(folder.glob("*.json")):
         with contextlib.suppress(OSError, ValueError):
-            found[file.stem] = check_row(read_json(file), NOTE, str(file))
-    return found
+            notes[file.stem] = check_row(read_json(file), NOTE, str(file))
+    return notes
 
 
 def show_board(total: int) -> Board:
-    """Bars if somebody watches and rich is there, lines otherwise."""
-    watched = sys.stderr.isatty() and importlib.util.find_spec("rich") is not None
-    return BoardOfBars(total) if watched else Board(total)
+    """Return bars on a terminal if rich is installed, and lines otherwise."""
+    interactive = sys.stderr.isatty() and importlib.util.find_spec("rich") is not None
+    return BoardOfBars(total) if interactive else Board(total)

@@ -1,11 +1,11 @@
-"""One training on several processes (torchrun): each plays and learns from its share of every batch.
+"""Train on several processes (torchrun): each plays and learns from its share of every batch.
 
-Worlds, sampled actions and starts come from (seed, id), so the ranks together see the episodes that one process would.
-Sums and counts of losses, and gradients, are added up over ranks before anything is divided, so padding and uneven
-shares change nothing: the losses are those of one process, up to the order of summation. Dropout differs by rank.
+Worlds, sampled actions and starts depend on (seed, id) alone, so the ranks together play the episodes of a single
+process. Sums and counts of losses, and gradients, are summed over ranks before dividing, so padding and uneven shares
+change nothing: the losses equal those of a single process up to the order of summation. Dropout differs by rank.
 
-The first rank decides what all must agree on (validation, and so patience and the best weights) and alone writes the
-run folder; the others keep a folder of their own until the end.
+The first rank decides everything that all ranks must agree on (validation, and so patience and the best weights), and
+only the first rank writes the run folder. The others use a temporary folder.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from uat.training.checkpoint import LOGS, STATE
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Which of several processes this one is."""
+    """Index of this process, and the number of processes."""
 
     rank: int = 0
     count: int = 1
 
     def share(self, ids: Tensor) -> Tensor:
-        """This rank's part of a batch."""
+        """Return this rank's part of a batch."""
         return ids if self.count == 1 else ids.chunk(self.count)[self.rank]
 
     def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Each tensor added up over all ranks: one message for all of them, in the widest of their types."""
+        """Return each tensor summed over all ranks, with a single message in the widest of their dtypes."""
         if self.count == 1 or not tensors:
             return list(tensors)
         flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
@@ -48,7 +48,7 @@ class Ranks:
         return [part.view_as(tensor).to(tensor.dtype) for part, tensor in zip(parts, tensors, strict=True)]
 
     def agreed(self, numbers: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What the first rank says of these numbers."""
+        """Return the first rank's values of these numbers."""
         if self.count == 1 or not numbers:
             return numbers
         flat = torch.stack([number.double() for number in numbers.values()])
@@ -60,13 +60,13 @@ ALONE = Ranks()
 
 
 def launched() -> Ranks:
-    """What torchrun says of this process; alone if it was not started by it."""
+    """Return the rank that torchrun gave this process; rank 0 of 1 without torchrun."""
     return Ranks(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
 
 
 @contextlib.contextmanager
 def joined(config: RunConfig, device: torch.device) -> Iterator[tuple[Ranks, torch.device]]:
-    """The ranks of this training and this one's device, connected inside."""
+    """Connect the processes of this training; yield this process's rank and device."""
     ranks = launched()
     if ranks.count == 1:
         yield ranks, device
@@ -97,19 +97,19 @@ def _own_gpu(device: torch.device, process: int, count: int) -> torch.device:
 
 @contextlib.contextmanager
 def own_folder(run: Run | None, config: RunConfig, ranks: Ranks, device: torch.device) -> Iterator[Run]:
-    """Where this rank's training stands: the run itself for the first, a passing copy for every other."""
+    """Yield the run folder of this rank: the run itself for the first rank, a temporary copy for the others."""
     if ranks.count == 1:
         assert run is not None
         yield run
         return
     files = (STATE, *LOGS)
-    there = [{} if run is None else {name: run.file(name).read_bytes() for name in files if run.file(name).exists()}]
-    dist.broadcast_object_list(there, src=0)
+    contents = [{} if run is None else {name: run.file(name).read_bytes() for name in files if run.file(name).exists()}]
+    dist.broadcast_object_list(contents, src=0)
     if run is not None:
         yield run
         return
     with tempfile.TemporaryDirectory() as folder:
         copy = Run.create(config, Path(folder) / "run", device=device)
-        for name, content in there[0].items():
+        for name, content in contents[0].items():
             write_atomically(copy.file(name), content)
         yield copy

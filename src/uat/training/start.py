@@ -1,4 +1,4 @@
-"""Training as a user starts it: from a config, or from a domain and a method, with defaults for everything else."""
+"""`uat.train`: start a training from a config, or from a domain and a method with defaults for everything else."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def train(
     threads: int | None = None,
     progress: ShowProgress | None = None,
 ) -> Run:
-    """Train a policy and leave its run folder at `out`. With `resume`, go on where a run of this config stopped.
+    """Train a policy and write its run folder at `out`. With `resume`, continue an interrupted run of this config.
 
     config: a RunConfig, or a domain: its name, an address such as "python:bandit:Bandit", or an object. With a domain:
       method: a name, an address, a policy class, or a config; unset: "uat".
       preset: "smoke" (seconds), "quick" (minutes) or "paper"; unset: "paper", the whole training.
-      seed: decides initial weights, training worlds, sampled actions and dropout; unset: 0.
-      settings: what differs from the recipe, such as {"train.epochs": 50}.
+      seed: determines initial weights, training worlds, sampled actions and dropout; unset: 0.
+      settings: changes to the recipe, such as {"train.epochs": 50}.
     out: the run folder; unset, for a domain: runs/DOMAIN-METHOD-PRESET-SEED.
-    source: a run whose training is the same (TENT and CoTTA train as Vanilla); it is taken over, not done again.
-    device: unset: CUDA if there is one.
-    threads: CPU threads; unset: UAT_THREADS, or one. The run is the same with any number, its last bits are not.
-    Started by torchrun, the processes share every batch, and the first of them writes (see `uat.training.ranks`).
+    source: a run with the same training (TENT and CoTTA train like Vanilla); its weights are copied instead of trained.
+    device: unset: CUDA if available.
+    threads: CPU threads; unset: UAT_THREADS, or one. Results differ only in floating-point rounding.
+    Under torchrun, the processes share every batch, and the first process writes the run (see `uat.training.ranks`).
     """
     about = {"method": method, "preset": preset, "seed": seed, "settings": settings}
     given = {name: value for name, value in about.items() if value is not None}
@@ -61,7 +61,7 @@ def train(
 
 
 def composed(domain: Any, about: Mapping[str, Any]) -> RunConfig:
-    """The config of a domain and what was said beside it."""
+    """Compose the config of a training on a domain from the other arguments of `train`."""
     if not isinstance(domain, str | Domain):
         raise ValueError(f"config={shown(domain)} must be RunConfig, a domain, or the name of one")
     try:

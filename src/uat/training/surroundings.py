@@ -1,4 +1,4 @@
-"""Device, seeds and precision of a run: set inside, put back outside."""
+"""Device, seeds and precision of a run, as context managers that restore the previous state."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from uat.settings import shown
 
 
 def pick_device(device: torch.device | str | None = None) -> torch.device:
-    """The device asked for, the CPU or a CUDA device that is there; without a wish, CUDA where there is one."""
-    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    """Return the requested device, and raise an error if it does not exist. Default: CUDA if available, else CPU."""
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device is None:
-        return torch.device("cuda" if there else "cpu")
+        return torch.device("cuda" if num_gpus else "cpu")
     if not isinstance(device, str | torch.device):
         raise ValueError(f"device={shown(device)} must be 'cpu' or 'cuda'")
     try:
@@ -23,23 +23,23 @@ def pick_device(device: torch.device | str | None = None) -> torch.device:
         chosen = None
     if chosen is None or chosen.type not in ("cpu", "cuda") or (chosen.type == "cpu" and chosen.index):
         raise ValueError(f"unknown device {shown(str(device))}; use 'cpu' or 'cuda'")
-    if chosen.type == "cuda" and (chosen.index or 0) >= there:
-        lacking = f"only {there}" if there else "none"
+    if chosen.type == "cuda" and (chosen.index or 0) >= num_gpus:
+        available = f"only {num_gpus}" if num_gpus else "none"
         raise ValueError(
-            f"device {str(device)!r} was asked for, but this machine or this build of torch has {lacking}; "
+            f"device {str(device)!r} was asked for, but this machine or this build of torch has {available}; "
             "use device 'cpu'"
         )
     return chosen
 
 
 def current(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Graphs are captured, and kernels launched, on this device inside: there may be several."""
+    """Make this the current CUDA device, on which graphs are captured and kernels launched."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """torch's own generators start from this seed inside, and are as they were outside."""
+    """Seed torch's generators, and restore their state afterwards."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
@@ -47,7 +47,7 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def precision(name: str) -> Iterator[None]:
-    """How matrix products on a GPU round what goes into them; sums, norms and the residual stream stay float32."""
+    """Set the input precision of matrix products on a GPU; sums, norms and the residual stream stay float32."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = name in ("tf32", "bf16")
     try:

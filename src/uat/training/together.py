@@ -1,12 +1,12 @@
-"""Several trainings at once on one device: each on a CUDA stream of its own, their small launches side by side.
+"""Train several runs at once on one device, each on its own CUDA stream, so that their small launches overlap.
 
-A small model leaves much of a large GPU idle, so three seeds cost less than three times one. Nothing is shared, and
-every random number comes from (seed, epoch): each run's numbers are those of training it alone, where a GPU repeats
-itself (docs/speed.md says where). Their optimize steps take turns: each fills the device, and so rollouts of the
-others fall in between.
+A small model leaves much of a large GPU idle, so three seeds take less than three times as long as one. The runs share
+nothing, and all random numbers depend on (seed, epoch) alone, so each run has the same numbers as when trained alone,
+wherever the GPU is deterministic (see docs/speed.md). The optimize steps take turns, since each of them fills the
+device; rollouts of the other runs overlap with them.
 
-Torch's generator is one for all, though. A policy whose training asks it on the device (dropout outside the fused
-pass) shares one stream with the others, and they take turns instead.
+Torch's generator is the exception: it is shared. If the training of any policy uses it on the device (dropout outside
+the fused pass), all runs share one stream and take turns.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def train_together(
     threads: int | None = None,
     progress: ShowProgress | None = None,
 ) -> list[Run]:
-    """As `train` for each config and its folder. Progress is shown for the first, which stands for all."""
+    """Train each config into its folder, like `train`. Progress is shown for the first run only."""
     configs, outs = checked(configs, Sequence, "configs"), checked(outs, Sequence, "outs")
     configs = [checked(config, RunConfig, f"configs[{index}]") for index, config in enumerate(configs)]
     outs = [check_path(out, f"outs[{index}]") for index, out in enumerate(outs)]
@@ -77,7 +77,7 @@ def train_together(
                     with streams[index]:
                         if next(turns[index], _DONE) is _DONE:
                             unfinished.remove(index)
-        finally:  # one may have failed: the others give back what they captured, each on its own stream
+        finally:  # if one run fails, the others free their captured graphs, each on its own stream
             for turn, stream in zip(turns, streams, strict=True):
                 with stream:
                     turn.close()
@@ -94,7 +94,7 @@ def _silent(label: str, total: int) -> Progress:
 
 
 def _stream(trainers: list[Trainer], device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """A stream of its own where nobody asks torch's generator; else the common one."""
+    """Return a new stream if no trainer uses torch's generator; otherwise keep the current one."""
     if device.type != "cuda":
         return contextlib.nullcontext()
     if not all(trainer.engine.leaves_generator_alone for trainer in trainers):

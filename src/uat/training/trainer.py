@@ -1,4 +1,4 @@
-"""Training: epochs, validation, best checkpoint, patience, logs; killed and resumed it gives the same numbers."""
+"""Training: epochs, validation, best weights, patience and logs. A resumed training gives the same numbers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from uat.training.ranks import ALONE, Ranks, joined, own_folder
 from uat.training.surroundings import current, pick_device, precision, seeded
 
 ShowProgress = Callable[[str, int], Progress]
-"""From a label and the number of epochs to something that shows them pass."""
+"""Make a progress display from a label and the number of epochs."""
 
 
 def train(
@@ -52,11 +52,11 @@ def train(
     threads: int | None = None,
     progress: ShowProgress | None = None,
 ) -> Run:
-    """Train a policy and leave its run folder at `out`. With `resume`, go on where a run of this config stopped.
+    """Train a policy and write its run folder at `out`. With `resume`, continue an interrupted run of this config.
 
-    source: a run whose training is the same (TENT and CoTTA train as Vanilla); it is taken over, not done again.
-    threads: CPU threads; unset: UAT_THREADS, or one. The run is the same with any number, its last bits are not.
-    Started by torchrun, the processes share every batch, and the first of them writes (see `uat.training.ranks`).
+    source: a run with the same training (TENT and CoTTA train like Vanilla); its weights are copied instead of trained.
+    threads: CPU threads; unset: UAT_THREADS, or one. Results differ only in floating-point rounding.
+    Under torchrun, the processes share every batch, and the first process writes the run (see `uat.training.ranks`).
     """
     checked(config, RunConfig, "config")
     checked(resume, bool, "resume")
@@ -70,7 +70,7 @@ def train(
         if source is not None:
             source = check_source(config, source if isinstance(source, Run) else Run.open(source, "source"))
         if writes := ranks.rank == 0:
-            run.is_there(resume=resume)  # a folder of somebody else's is not even locked
+            run.is_there(resume=resume)  # refuse a foreign folder before locking it
             kept.enter_context(run.training())
             Run.create(config, out, resume=resume, device=own_device)
             if source is not None:
@@ -87,7 +87,7 @@ def train(
 
 
 def build_policy(config: RunConfig, domain: Domain, device: torch.device) -> Policy:
-    """The policy with its first weights, which depend on the seed alone."""
+    """Build the policy with initial weights that depend on the seed alone."""
     with seeded(derive(config.seed, "init"), torch.device("cpu")):
         policy = METHODS[config.method_name].build(domain.spec, config.method)
     dtype = torch.float64 if config.train.precision == "fp64" else torch.float32
@@ -95,17 +95,18 @@ def build_policy(config: RunConfig, domain: Domain, device: torch.device) -> Pol
 
 
 def check_source(config: RunConfig, source: Run) -> Run:
-    """The run itself, if training this config would give the same weights; else an error that says what differs."""
+    """Return the source run if training this config would give the same weights; otherwise raise an error that names
+    the difference."""
     if not source.file(STATE).exists():
         raise RunError(f"{source.path} cannot be the source of this run: it has no checkpoint")
-    said = [{"method": training_name(c.method_name), **_trained(c)} for c in (source.config, config)]
-    if difference := first_difference(to_json(said[0]), to_json(said[1]), ""):
+    theirs, ours = ({"method": training_name(c.method_name), **_settings(c)} for c in (source.config, config))
+    if difference := first_difference(to_json(theirs), to_json(ours), ""):
         raise RunError(f"{source.path} cannot be the source of this run: {difference}")
     return source
 
 
-def _trained(config: RunConfig) -> dict[str, Any]:
-    """All that decides the weights which a config's training leaves."""
+def _settings(config: RunConfig) -> dict[str, Any]:
+    """Return all settings that determine the trained weights."""
     learner = METHODS[config.method_name].build(config.build_domain().spec, config.method).learner
     return {
         "domain_name": config.domain_name,
@@ -119,36 +120,37 @@ def _trained(config: RunConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """What decides which weights of a phase are best."""
+    """Criterion for the best weights of a phase."""
 
     numbers: Callable[[], dict[str, Tensor]]
-    """Validates the weights as they are; the numbers stay on the device."""
+    """Validate the current weights and return the numbers, still on the device."""
     metric: Metric | None
-    """Which of the numbers decides, and which way; None: the latest weights are the best."""
+    """The metric that selects the best weights, with its direction; None: the latest weights are the best."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingValidation:
-    """The epochs from one validation to the next, whose numbers have not been read yet."""
+    """A validation, and the epochs since the previous one, whose numbers the host has not read yet."""
 
     epoch: int
-    """The last of them, in its phase."""
+    """Index in its phase of the epoch that was validated."""
     rows: Callable[[], list[dict[str, Any]]]
-    """Waits for the device, and gives a row of numbers for each epoch."""
+    """Wait for the device and return one row of numbers for each epoch."""
     weights: dict[str, Tensor]
-    """As they were validated."""
+    """The weights that were validated."""
 
 
 class Trainer:
-    """One training: policy, worlds, checkpoint and where it stands.
+    """One training: policy, worlds, checkpoint and progress.
 
-    The policy's learner plays, learns and is validated; its weights are the policy's own. In a phase that learns from
-    logs a behaviour plays, and the learner is still validated by its own play unless the phase says otherwise. Episodes
-    that no action changes are taken as they happened: nobody plays them.
+    The policy's learner, which shares the policy's weights, plays, learns and is validated. In a phase that learns from
+    logs, a behaviour policy plays instead; the learner is still validated by its own play unless the phase declares
+    otherwise. Recorded episodes, which actions do not change, are used as recorded, without a rollout.
 
-    On a GPU the host does not wait for a validation but hands over the next epochs, and reads its numbers after those:
-    else the device would be idle meanwhile. Not where they decide whether there is a next epoch, or a checkpoint is
-    due: so files are the same as if it had waited, but a loss that is no number is found a validation later.
+    On a GPU the host does not wait for the numbers of a validation: it launches the next epochs first and reads the
+    numbers later, so that the device is never idle. The host does wait if the numbers decide whether there is a next
+    epoch, or if a checkpoint is due. The files are therefore the same as with waiting, except that a loss that is not
+    finite is noticed one validation later.
     """
 
     def __init__(
@@ -161,8 +163,12 @@ class Trainer:
         concurrent_policies: int = 1,
         serial: SerialReplay | None = None,
     ) -> None:
-        """concurrent_policies: how many policies train on the device at a time; their updates take turns in `serial`.
-        prefer: which engine runs the policy, see `uat.engines.plan`."""
+        """Build the policy and its worlds, and restore the last checkpoint.
+
+        prefer: which engine runs the policy, see `uat.engines.plan`.
+        concurrent_policies: number of policies that train on the device at a time.
+        serial: runs the updates of concurrent trainings one after another.
+        """
         self.run, self.device, self.config, self.ranks, self.serial = run, device, run.config, ranks, serial
         self.runs_ahead = device.type == "cuda"
         self.domain = run.config.build_domain()
@@ -174,25 +180,25 @@ class Trainer:
         if ranks.rank == 0 and not self.standing.finished:
             self._compare_threads()
         worlds = self.domain.simulator("train", device)
-        nobody = isinstance(worlds, Recording)  # what happened there does not wait for anyone
+        recorded = isinstance(worlds, Recording)
         self.engine = plan(self.learner, prefer=prefer, concurrent_policies=concurrent_policies)
         self._runners: list[RolloutRunner] = []
-        self.rollouts = self._runner(None if nobody else self.engine, worlds, sampled=True)
+        self.rollouts = self._runner(None if recorded else self.engine, worlds, sampled=True)
         self.validation = self._runner(self.engine, self.domain.simulator("validation", device), sampled=False)
 
     def _compare_threads(self) -> None:
-        """Warn if the run goes on with another number of CPU threads."""
+        """Warn if the run continues with another number of CPU threads."""
         before, now = self.checkpoint.saved_threads, torch.get_num_threads()
         if before not in (None, now):
             warnings.warn(
                 f"{self.run.path} was trained with {before} CPU thread{'' if before == 1 else 's'} so far and goes on "
-                f"with {now}: its last bits may differ from those of a run that kept one number",
+                f"with {now}: its last bits may differ from those of a run whose number of threads never changed",
                 ThreadsWarning,
                 stacklevel=4,
             )
 
     def _runner(self, agent: Any, simulator: Any, *, sampled: bool) -> RolloutRunner:
-        """Closed when training is over."""
+        """Return a runner of rollouts that is closed at the end of training."""
         self._runners.append(RolloutRunner(agent, simulator, device=self.device, sampled=sampled))
         return self._runners[-1]
 
@@ -201,10 +207,10 @@ class Trainer:
             pass
 
     def turns(self, progress: ShowProgress) -> Generator[None, None, None]:
-        """Train, and pause wherever the device has work and another training may hand over its own."""
+        """Train; yield whenever work has been launched, so that other trainings can launch theirs."""
         if self.standing.finished:
             return
-        self.run.file("scores.jsonl").unlink(missing_ok=True)  # of weights that will not be the last
+        self.run.file("scores.jsonl").unlink(missing_ok=True)  # scores of weights that change now
         with contextlib.closing(self), tensorboard(self.run, after=self.standing.total) as write:
             for index, phase in enumerate(self.engine.learner.phases()):
                 if index >= self.standing.phase:
@@ -212,10 +218,10 @@ class Trainer:
                     yield from self._train_phase(phase, progress, write)
         self.standing.finished = True
         self.checkpoint.save(self.standing)
-        self.run.file("scores.jsonl").unlink(missing_ok=True)  # somebody may have scored it unfinished meanwhile
+        self.run.file("scores.jsonl").unlink(missing_ok=True)  # another process may have scored the unfinished run
 
     def close(self) -> None:
-        """Give back what was captured for rollouts."""
+        """Free the graphs captured for rollouts."""
         for runner in self._runners:
             runner.close()
 
@@ -246,13 +252,13 @@ class Trainer:
                 shown.update(standing.epoch, note)
 
     def validate(self) -> dict[str, Tensor]:
-        """Greedy play on the validation episodes; the means still lie on the device."""
+        """Play the validation episodes greedily and return mean metrics, still on the device."""
         count = self.domain.episode_count("validation", self.config.train.validation_episodes)
         measured = play_all(self.validation, count, split_seed("validation", 0), self.domain.measure)
         return {name: x.nanmean() for name, x in self.domain.summarise(measured).items()}
 
     def criterion(self, phase: Phase) -> Criterion:
-        """What the phase says decides which weights are best."""
+        """Return the criterion by which the phase selects its best weights."""
         if phase.judged_by == "nothing":
             return Criterion(dict, None)
         if phase.judged_by == "play":
@@ -262,7 +268,7 @@ class Trainer:
 
     @torch.no_grad()
     def _validation_loss(self, phase: Phase, rollouts: RolloutRunner) -> dict[str, Tensor]:
-        """The phase's loss on the validation episodes, with nothing dropped; still on the device."""
+        """Return the phase's loss on the validation episodes without dropout, still on the device."""
         count = self.domain.episode_count("validation", self.config.train.validation_episodes)
         trajectory = rollouts.play(torch.arange(count), split_seed("validation", 0))
         with fused_operations():
@@ -271,7 +277,7 @@ class Trainer:
         return {"loss": torch.stack(parts).sum()}
 
     def may_run_ahead(self, epochs: int) -> bool:
-        """Whether the next epochs follow whatever the last validation says, and nothing is to be saved before them."""
+        """Whether the next epochs take place whatever the last validation shows, and no checkpoint is due before."""
         more = self.runs_ahead and self.standing.epoch < epochs
         return more and not self.out_of_patience() and not self.checkpoint.due
 
@@ -281,29 +287,29 @@ class Trainer:
 
 
 class Validations:
-    """The epochs of a phase, and validations whose numbers the host has not read yet: one at most, and a new one."""
+    """Rows of a phase's epochs, and validations not read by the host yet: at most the last one and a new one."""
 
     def __init__(self, trainer: Trainer, phase: Phase, write: Callable[[dict[str, Any]], None]) -> None:
         self.trainer, self.phase, self.write, self.criterion = trainer, phase, write, trainer.criterion(phase)
         self.rows: list[dict[str, Any]] = []
-        """Of epochs since the last validation."""
+        """Rows of the epochs since the last validation."""
         self.waiting: list[PendingValidation] = []
         self.since = time.perf_counter()
 
     def add(self, numbers: dict[str, Tensor]) -> None:
-        """Add the numbers of an epoch. Where one is due, validate, and begin to copy all numbers to the host."""
+        """Add the numbers of an epoch. If a validation is due, validate and start copying all numbers to the host."""
         standing = self.trainer.standing
         self.rows.append({"epoch": standing.total, "phase": self.phase.name, **numbers})
         if standing.settled:
-            found = self.trainer.ranks.agreed(self.criterion.numbers())
-            self.rows[-1] |= {f"validation/{name}": value for name, value in found.items()}
+            numbers = self.trainer.ranks.agreed(self.criterion.numbers())
+            self.rows[-1] |= {f"validation/{name}": value for name, value in numbers.items()}
             weights = self.trainer.checkpoint.weights()
             self.waiting.append(PendingValidation(standing.epoch, copy_to_host(self.rows), weights))
             self.rows = []
 
     def keep_best(self, epochs: int) -> str:
-        """After a validation, read numbers that have arrived and keep the best weights; save a checkpoint if nothing is
-        left to read. Return a note for the progress."""
+        """After a validation, read the numbers that have arrived, keep the best weights, and save a checkpoint once
+        all numbers are read. Return a note for the progress display."""
         trainer, note = self.trainer, ""
         if not trainer.standing.settled:
             return note
@@ -320,7 +326,7 @@ class Validations:
         return note
 
     def _settle(self, rows: list[dict[str, Any]], validated: PendingValidation) -> str:
-        """Keep the weights if they are the best, log the rows of the epochs, and return a note for the progress."""
+        """Keep the weights if they are the best, log the rows, and return a note for the progress display."""
         for row in rows:
             for name, number in row.items():
                 if name.startswith(("loss/", "gradient")) and not math.isfinite(number):
@@ -348,7 +354,7 @@ def _in_words(value: float | None) -> str:
 
 @contextlib.contextmanager
 def tensorboard(run: Run, *, after: int) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Something that writes rows to TensorBoard if it is installed, and does nothing otherwise."""
+    """Yield a function that writes rows to TensorBoard if it is installed, and does nothing otherwise."""
     if importlib.util.find_spec("tensorboard") is None:
         yield lambda row: None
         return
@@ -358,7 +364,7 @@ def tensorboard(run: Run, *, after: int) -> Iterator[Callable[[dict[str, Any]], 
     with SummaryWriter(str(run.file("tensorboard")), purge_step=after + 1) as board:
 
         def write(row: dict[str, Any]) -> None:
-            """One event: `add_scalar` makes one for each number, and each opens the file anew."""
+            """Write a row as one event; `add_scalar` would write one per number, and open the file each time."""
             numbers = [scalar(name, value) for name, value in row.items() if isinstance(value, float)]
             for other in numbers[1:]:
                 numbers[0].MergeFrom(other)
