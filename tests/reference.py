@@ -101,7 +101,7 @@ def gates(policy: Policy, w: Weights, batch: Batch, b: int) -> tuple[list[Tensor
     if not isinstance(policy.config, UATConfig):
         return None, None
     steps, d, c = range(batch.obs.shape[1]), policy.config.d_model, policy.config
-    told = batch.prev_reward if c.sees_reward else torch.zeros_like(batch.prev_reward)
+    told = batch.prev_reward if c.use_reward else torch.zeros_like(batch.prev_reward)
     u = [utility(w, batch.prev_action[b, t], told[b, t]) for t in steps]
     W_rho = w.get("utility.regime.weight", torch.zeros(d, c.d_utility, dtype=torch.float64))
     W_s = w.get("utility.token.weight", torch.zeros(c.num_layers * d, c.d_utility, dtype=torch.float64))

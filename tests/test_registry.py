@@ -81,8 +81,8 @@ def test_a_package_adds_a_method_and_is_imported_when_it_is_asked_for(package: P
         ("raise ValueError('bad day')", "importing their_code:Mine failed with ValueError: bad day"),
         ("x = 1", "importing their_code:Mine failed with AttributeError"),
         ("Mine = 3", "expected a subclass of uat.Policy or a uat.Method, got 3"),
-        ("import uat\nclass Mine(uat.Policy): pass", "Mine does not say what its settings are: annotate `config`"),
-        (CODE + "    config: int", "Mine does not say what its settings are"),
+        ("import uat\nclass Mine(uat.Policy): pass", "Mine does not declare its settings: annotate `config`"),
+        (CODE + "    config: int", "Mine does not declare its settings"),
         (
             "from dataclasses import dataclass\nimport uat\n@dataclass\nclass C: pass\nclass Mine(uat.Policy):\n"
             "    config: C",

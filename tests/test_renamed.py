@@ -128,3 +128,15 @@ def test_old_flags_still_work(flags: list[str], version: Any, capsys: pytest.Cap
     main(["train", "darkroom", "--method", "own", "--preset", "smoke", "--dry-run", *flags])
     section = json.loads(capsys.readouterr().out)["method"]
     assert (section["feedback_memory"], section["use_far"]) == (0.25, False)
+
+
+@pytest.mark.parametrize("name", ["action", "reward"])
+def test_uat_reads_the_old_names_of_its_ablations(name: str) -> None:
+    old, new = (compose("darkroom", "uat", settings={f"method.{verb}_{name}": False}) for verb in ("sees", "use"))
+    assert old == new
+    assert old.identity() == new.identity()
+    assert f"sees_{name}=False" in variant_of(new)[0]
+    written = to_json(new)
+    assert written["method"][f"use_{name}"] is False
+    written["method"][f"sees_{name}"] = written["method"].pop(f"use_{name}")
+    assert run_config_from_json(written) == new

@@ -338,7 +338,7 @@ def test_a_config_that_does_not_match_the_weights_is_refused(change: dict[str, A
     assert next(iter(change)).split(".")[1] in str(caught.value)
 
 
-@pytest.mark.parametrize(("section", "name"), [("config", "sees_action"), ("domain", "shift_steps")])
+@pytest.mark.parametrize(("section", "name"), [("config", "use_action"), ("domain", "shift_steps")])
 def test_a_policy_from_before_a_setting_came_is_still_its_runs(section: str, name: str, folder: Path) -> None:
     tensors, meta = read_tensors(folder / "policy.safetensors")
     del meta[section][name]

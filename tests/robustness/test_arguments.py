@@ -104,7 +104,7 @@ BAD_SAVES: dict[str, tuple[Callable[[], Any], str]] = {
     "another method": (lambda: uat.save("p", policy(), "vanilla"), "is a Vanilla with a VanillaConfig; the policy is"),
     "unknown method": (lambda: uat.save("p", policy(), "wat"), "unknown method_name 'wat'"),
     "no method": (lambda: uat.save("p", policy(), 3), "method_name=3 must be str"),  # pyright: ignore[reportArgumentType]
-    "an ablation": (lambda: uat.save("p", policy(), "uat-no-action"), "sets {'sees_action': False}; the policy's"),
+    "an ablation": (lambda: uat.save("p", policy(), "uat-no-action"), "sets {'use_action': False}; the policy's"),
     "no weights": (lambda: uat.save("p", policy(), "uat", weights=3), "weights=3 must be Mapping"),  # pyright: ignore[reportArgumentType]
     "a tensor of weights": (
         lambda: uat.save("p", policy(), "uat", weights=torch.zeros(2)),  # pyright: ignore[reportArgumentType]

@@ -1,4 +1,4 @@
-"""Methods: one file is one row of the table."""
+"""Methods and their registry. Each method is one file, and one row of the table of results."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ __all__ = ["METHODS", "Method", "Phase", "Policy", "known_as", "register_method"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """An entry of the registry: a policy class, its config, and how a variant's config differs."""
+    """An entry of the registry: a policy class, its config class, and the settings that a variant fixes."""
 
     policy: type[Policy]
     config: type[Any]
     summary: str
     changes: Mapping[str, Any] = field(default_factory=dict)
     domains: tuple[str, ...] | None = None
-    """Names of the domains that it serves; None: every one."""
+    """Names of the domains that the method serves; None: all."""
 
     def serves(self, domain: str) -> bool:
         return self.domains is None or domain in self.domains
 
     def configure(self, **settings: Any) -> Any:
-        """The config with these settings and this entry's own changes, which win."""
+        """Return a config with these settings; the entry's own `changes` take precedence."""
         return self.config(**{**settings, **self.changes})
 
     def build(self, spec: Spec, config: Any) -> Policy:
@@ -59,29 +59,35 @@ OWN: dict[str, Method] = {
     "gtrxl": Method(
         policy=GTrXL, config=GTrXLConfig, summary="gated Transformer-XL over observations; sees no feedback"
     ),
-    "tent": Method(policy=Tent, config=TentConfig, summary="Vanilla that lowers its entropy by its norms while acting"),
-    "cotta": Method(policy=Cotta, config=CottaConfig, summary="Vanilla that learns from its own average while acting"),
+    "tent": Method(
+        policy=Tent,
+        config=TentConfig,
+        summary="Vanilla that adapts its LayerNorms while acting, by minimising its entropy",
+    ),
+    "cotta": Method(
+        policy=Cotta, config=CottaConfig, summary="Vanilla that learns while acting, from an average of its weights"
+    ),
     "dt": Method(policy=DT, config=DTConfig, summary="rewards and the return so far are tokens between observations"),
     "adt": Method(
         policy=ADT, config=ADTConfig, summary="previous action and reward are concatenated to each observation"
     ),
     "uat": Method(policy=UAT, config=UATConfig, summary="actions and rewards reshape queries, keys and values"),
     "uat-no-action": Method(
-        policy=UAT, config=UATConfig, summary="UAT told of rewards alone", changes={"sees_action": False}
+        policy=UAT, config=UATConfig, summary="UAT that sees rewards only", changes={"use_action": False}
     ),
     "uat-no-reward": Method(
-        policy=UAT, config=UATConfig, summary="UAT told of actions alone", changes={"sees_reward": False}
+        policy=UAT, config=UATConfig, summary="UAT that sees actions only", changes={"use_reward": False}
     ),
     "uat-linear": Method(
         policy=UAT, config=UATConfig, summary="UAT with a linear utility encoder", changes={"nonlinear": False}
     ),
     "uat-no-q": Method(
-        policy=UAT, config=UATConfig, summary="UAT that leaves queries alone", changes={"modulates_queries": False}
+        policy=UAT, config=UATConfig, summary="UAT without feedback in queries", changes={"modulates_queries": False}
     ),
     "uat-no-kv": Method(
         policy=UAT,
         config=UATConfig,
-        summary="UAT that leaves keys and values alone",
+        summary="UAT without feedback in keys and values",
         changes={"modulates_keys_values": False},
     ),
     "uat-no-bias": Method(
@@ -90,44 +96,44 @@ OWN: dict[str, Method] = {
     "iql": Method(
         policy=IQL,
         config=IQLConfig,
-        summary="implicit Q-learning from logs; acts on observations alone",
+        summary="implicit Q-learning from logs; acts on observations only",
         domains=("sepsis",),
     ),
     "cadm": Method(
         policy=CaDM,
         config=CaDMConfig,
-        summary="plans under a model of the world that knows its context, learnt from logs",
+        summary="plans with a context-aware model of the world, learned from logs",
         domains=("sepsis",),
     ),
     "deeptrader": Method(
         policy=DeepTrader,
         config=DeepTraderConfig,
-        summary="scores assets by convolutions over days and graphs; a market unit decides how much stays in cash",
+        summary="scores assets by convolutions over days and graphs; a market unit sets the share of cash",
         domains=("markets",),
     ),
     "sarl": Method(
         policy=SARL,
         config=SARLConfig,
-        summary="policy gradient on returns; predicted price movements are part of its state",
+        summary="policy gradient on returns, with predicted price movements in its state",
         domains=("markets",),
     ),
     "sasrec": Method(
         policy=SASRec,
         config=SASRecConfig,
-        summary="causal Transformer that scores items by the table that embeds them",
+        summary="causal Transformer over items, whose embeddings also score them",
         domains=("movielens",),
     ),
     "bert4rec": Method(
         policy=BERT4Rec,
         config=BERT4RecConfig,
-        summary="Transformer that looks both ways and fills a gap behind the items seen",
+        summary="bidirectional Transformer that fills a gap after the items seen",
         domains=("movielens",),
     ),
 }
 
 
 def as_method(value: Any) -> Method:
-    """The entry that a package offers: a `Method`, or a policy class, which says of which class its config is."""
+    """Return the entry for a package's `Method`, or for its policy class, which must declare its config class."""
     if isinstance(value, Method):
         _check_method(value)
         return value
@@ -135,21 +141,21 @@ def as_method(value: Any) -> Method:
         raise TypeError(f"expected a subclass of uat.Policy or a uat.Method, got {shown(value)}")
     if (config := config_type(value)) is None:
         raise TypeError(
-            f"{value.__name__} does not say what its settings are: annotate `config` in the class with a dataclass, "
+            f"{value.__name__} does not declare its settings: annotate `config` in the class with a dataclass, "
             f"such as config: {value.__name__}Config"
         )
-    found = Method(policy=value, config=config, summary=first_sentence(value))
-    _check_method(found)
-    return found
+    entry = Method(policy=value, config=config, summary=first_sentence(value))
+    _check_method(entry)
+    return entry
 
 
 def _check_method(method: Method) -> None:
-    """Refuse an entry of which no policy can be built."""
+    """Raise an error for an entry that cannot build a policy."""
     if not (isinstance(method.policy, type) and issubclass(method.policy, Policy)):
         raise TypeError(f"policy={shown(method.policy)} must be a subclass of uat.Policy")
     if inspect.isabstract(method.policy):
-        lacking = ", ".join(sorted(method.policy.__abstractmethods__))
-        raise TypeError(f"{method.policy.__name__} does not define {lacking}")
+        missing = ", ".join(sorted(method.policy.__abstractmethods__))
+        raise TypeError(f"{method.policy.__name__} does not define {missing}")
     check_settings_class(method.config, "config")
     if unknown := sorted(set(method.changes) - {item.name for item in fields(method.config)}):
         raise ValueError(f"changes: {method.config.__name__} has no setting {unknown[0]!r}")
@@ -158,7 +164,7 @@ def _check_method(method: Method) -> None:
 METHODS: Registry[Method] = Registry(
     "method", "uat.methods", OWN, as_method, reserved=frozenset({"ceiling", "expert", "random"})
 )
-"""Every method: uat's own, those that a program registers, and those that installed packages offer."""
+"""All methods: the built-in ones, those that a program registers, and those of installed packages."""
 
 
 def register_method(
@@ -170,31 +176,31 @@ def register_method(
     changes: Mapping[str, Any] | None = None,
     domains: tuple[str, ...] | None = None,
 ) -> Method:
-    """Make a policy class a method: a row of `uat list`, and a name for `uat.train`, `uat.save` and the command line.
+    """Register a policy class as a method, for `uat list`, `uat.train`, `uat.save` and the command line.
 
-    config: a frozen dataclass of settings with defaults; unset: what the class annotates as its `config`.
-    summary: a line for `uat list`; unset: the first line of the class's docstring.
+    config: a frozen dataclass of settings with defaults; unset: the annotation of `config` in the class.
+    summary: one line for `uat list`; unset: the first line of the class's docstring.
     changes: settings that this name fixes, for a variant of another method.
-    domains: names of the domains that it serves; unset: every one.
+    domains: names of the domains that the method serves; unset: all.
 
-    Registering the same class under the same name again, as a notebook's cell does, replaces the entry.
+    Registering the same class under the same name again, as in a notebook cell, replaces the entry.
     """
-    found = Method(policy=policy, config=config, summary="") if config is not None else as_method(policy)
-    found = replace(
-        found,
+    entry = Method(policy=policy, config=config, summary="") if config is not None else as_method(policy)
+    entry = replace(
+        entry,
         summary=first_sentence(policy) if summary is None else checked(summary, str, "summary"),
         changes=dict(changes or {}),
         domains=None if domains is None else checked(domains, tuple[str, ...], "domains"),
     )
-    _check_method(found)
-    METHODS.register(name, found, owner=policy.__module__, identity=(policy.__module__, policy.__qualname__))
-    return found
+    _check_method(entry)
+    METHODS.register(name, entry, owner=policy.__module__, identity=(policy.__module__, policy.__qualname__))
+    return entry
 
 
 def known_as(method: Any) -> tuple[str, Any]:
-    """The name of a method in configs and files, and its settings; None stands for those of a recipe.
+    """Return a method's name in configs and files, and its settings, which are None unless a config is given.
 
-    method: a name, an address (which is then imported: somebody named it), a policy class, or a config.
+    method: a name, an address (imported here, because the caller named it), a policy class, or a config.
     """
     if isinstance(method, str):
         if is_address(method):
@@ -207,13 +213,13 @@ def known_as(method: Any) -> tuple[str, Any]:
             if type(method) is entry.config and replace(method, **entry.changes) == method:
                 return name, method
         raise ValueError(
-            f"method={shown(method)} is the config of no method that is known: register it with uat.register_method"
+            f"method={shown(method)} is not the config of a known method: register it with uat.register_method"
         )
     raise TypeError(f"method={shown(method)} must be the name of a method, a policy class or a config")
 
 
 def _name_of_class(policy: type[Policy]) -> str:
-    """The name under which a policy class is registered, or its address."""
+    """Return the name under which a policy class is registered, or its address."""
     entries = METHODS.loaded().items()
     if (name := next((n for n, entry in entries if entry.policy is policy and not entry.changes), None)) is not None:
         return name
@@ -221,12 +227,12 @@ def _name_of_class(policy: type[Policy]) -> str:
         return name
     if "<locals>" in policy.__qualname__:
         raise ValueError(
-            f"{policy.__name__} is defined inside a function, so that no other process could load its policies: define "
+            f"{policy.__name__} is defined inside a function, so other processes could not load its policies: define "
             "it in a module, or register it with uat.register_method"
         )
     return METHODS.name_of(policy)
 
 
 def training_name(method: str) -> str:
-    """The method whose training gives this one its weights: most often itself."""
+    """Return the method whose training provides the weights of this one: usually the method itself."""
     return METHODS[method].policy.trains_as or method

@@ -1,7 +1,7 @@
-"""What TENT and CoTTA share: a trained Vanilla whose weights move while it acts, apart in every stream.
+"""Base class of TENT and CoTTA: a trained Vanilla that adapts its weights while acting, separately in every stream.
 
-The module holds the source weights and never changes. What a stream's weights have moved by lies in the state, starts
-at zero with each episode, and depends on that stream's own past alone.
+The module holds the source weights and never changes. The state holds each stream's shift of the weights, which starts
+at zero with each episode and depends only on that stream's own past.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from uat.spec import Box, Spec
 
 @dataclass(slots=True)
 class AdaptedState(Memory):
-    """Memory of B streams; each method adds what it moves."""
+    """Memory of B streams; each method adds its shifts of the weights."""
 
     cache: KVCache
     start_B: Tensor
-    """Position of each stream's first step in the table."""
+    """Position of each stream's first step in the position table."""
 
     @property
     def position_B(self) -> Tensor:
@@ -37,7 +37,7 @@ class AdaptedState(Memory):
 
 
 class Adapting(Policy):
-    """A policy that trains as Vanilla, and adapts while acting."""
+    """A policy that trains as Vanilla and adapts while acting."""
 
     trains_as = "vanilla"
 
@@ -45,11 +45,15 @@ class Adapting(Policy):
         super().__init__(spec, config)
         source = Vanilla(spec, VanillaConfig(**{f.name: getattr(config, f.name) for f in fields(VanillaConfig)}))
         self.backbone, self.head = source.backbone, source.head
-        self._source = (source,)  # a tuple is no submodule: the weights have Vanilla's names, once
+        self._source = (source,)  # in a tuple, so that weights are not registered twice
 
     @classmethod
     def refusal(cls, spec: Spec) -> str | None:
-        return f"adapts to how sure it is of choices, not of {spec.action}" if isinstance(spec.action, Box) else None
+        return (
+            f"adapts to the entropy of choices among actions, which {spec.action} does not have"
+            if isinstance(spec.action, Box)
+            else None
+        )
 
     @property
     def observation_encoder(self) -> nn.Module:
@@ -63,8 +67,10 @@ class Adapting(Policy):
         return self.learner.loss(batch)
 
     def open_cache(self, streams: int, capacity: int) -> KVCache:
-        """Keys and values of so many steps in every stream. The step that adapts reads weights and calls no modules, so
-        a backbone whose modules were changed is refused."""
+        """Return an empty cache for `capacity` steps in every stream.
+
+        The adapting step reads weights without calling modules, so a backbone with changed modules is refused.
+        """
         source = self.learner
         difference = structure.difference(source, source.spec, source.config)
         if difference is None and (self.backbone is not source.backbone or self.head is not source.head):
@@ -75,7 +81,7 @@ class Adapting(Policy):
 
     @abstractmethod
     def adapt(self, state: Any, step: Step) -> tuple[Tensor, Any]:
-        """h (B, D) of the answer, and the state after adapting to this step."""
+        """Return h (B, D) of the decision, and the state after adapting to this step."""
 
     def step(self, state: Any, step: Step) -> tuple[Tensor, Any]:
         with torch.no_grad():
@@ -84,7 +90,7 @@ class Adapting(Policy):
 
     @torch.no_grad()
     def features(self, batch: Batch) -> Tensor:
-        """A replay: what is answered at t depends on weights that all steps before t have moved."""
+        """Replay the steps one by one, since the weights at step t depend on all steps before t."""
         (streams, steps), device = batch.obs.shape[:2], batch.obs.device
         state, features = self.init_state(streams, steps, device), []
         if batch.start is not None:
@@ -96,11 +102,11 @@ class Adapting(Policy):
 
 
 def cross_entropy(target_BA: Tensor, logits_BA: Tensor) -> Tensor:
-    """-Σ target log softmax(logits) of each stream; a masked action, whose logit is minus infinity, adds nothing."""
+    """Return -Σ target log softmax(logits) of each stream; masked actions (logit -∞) add nothing."""
     log_pi_BA = logits_BA.log_softmax(-1).masked_fill(logits_BA.isneginf(), 0.0)
     return -(target_BA * log_pi_BA).sum(-1)
 
 
 def entropy(logits_BA: Tensor) -> Tensor:
-    """Of the policy's distribution over actions, or of its weight vector: the same softmax."""
+    """Return the entropy of the policy's softmax: its distribution over actions, or its weight vector."""
     return cross_entropy(logits_BA.softmax(-1), logits_BA)

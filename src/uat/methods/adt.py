@@ -1,4 +1,4 @@
-"""A-DT: feedback is part of each token, and attention stays as it is.
+"""A-DT: feedback is part of each token; attention is unchanged.
 
 Source: "Breaking Feedback-Blindness: Utility-Augmented Transformer for Sequential Decision Making", Proposition 2.
 
@@ -6,10 +6,10 @@ Source: "Breaking Feedback-Blindness: Utility-Augmented Transformer for Sequenti
 
 Differences from the paper
   1. a LayerNorm and positions follow W_e, as in the other methods' backbone    test_adt_tokens_are_the_concatenation
-  2. the first step has no feedback: its token is that of Vanilla               test_adt_without_feedback_is_vanilla
-  3. the loss is averaged over real steps alone                                 test_padding_never_changes_a_loss
+  2. the first step has no feedback: its token equals Vanilla's                 test_adt_without_feedback_is_vanilla
+  3. the loss is averaged over real steps only                                  test_padding_never_changes_a_loss
 Choices that the paper leaves open: an id a enters as its one-hot vector, so that W_a a is a row of a table; W_a and w_r
-start from the law of W_o, so that no part of the token drowns another.
+are initialised like W_o, so that the parts of a token have similar sizes.
 Shapes: B batch, T time, D width.
 """
 
@@ -31,7 +31,7 @@ from uat.spec import Spec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ADTConfig(TransformerConfig):
-    """The shared backbone, and nothing else."""
+    """Settings of the shared backbone; A-DT has no others."""
 
 
 class ADT(TransformerPolicy):
@@ -44,10 +44,10 @@ class ADT(TransformerPolicy):
         self.action = build_action_encoder(spec, config.d_model)  # W_a
         self.reward = nn.Linear(1, config.d_model, bias=False)  # w_r
         for weight in (*self.action.parameters(), self.reward.weight):
-            self._start_as_observations_do(weight)
+            self._start_like_observations(weight)
         self.head = build_head(spec, config.d_model)
 
-    def _start_as_observations_do(self, weight: Tensor) -> None:
+    def _start_like_observations(self, weight: Tensor) -> None:
         encoder = self.backbone.encoder
         if isinstance(encoder, VectorEncoder):
             bound = encoder.linear.in_features**-0.5
@@ -56,12 +56,12 @@ class ADT(TransformerPolicy):
             nn.init.normal_(weight)
 
     def concatenated(self, obs: Tensor, prev_action: Tensor, prev_reward: Tensor) -> Tensor:
-        """W_e [o; a; r] + b at every step of a batch, or at one: (..., D)."""
+        """Return W_e [o; a; r] + b (..., D), for all steps of a batch or for one step."""
         reward = self.reward(prev_reward.to(self.reward.weight.dtype)[..., None])
         return self.backbone.encoder(obs) + self.action(prev_action) + reward
 
     def tokens(self, batch: Batch) -> Tensor:
-        """x (B, T, D)."""
+        """Return the tokens x (B, T, D)."""
         x_BTD = self.concatenated(batch.obs, batch.prev_action, batch.prev_reward)
         return self.backbone.place(x_BTD, self.backbone.step_positions(x_BTD.shape[1], batch.start))
 

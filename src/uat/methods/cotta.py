@@ -1,22 +1,22 @@
-"""CoTTA: a trained Vanilla that learns from its own average while it acts.
+"""CoTTA: a trained Vanilla that learns while it acts, from an average of its own weights.
 
 Source: Wang, Fink, Van Gool and Dai, "Continual Test-Time Domain Adaptation" (CVPR 2022).
 
-Two copies of the backbone move in each stream. The teacher answers. The student takes one step towards the teacher's
-prediction, which is averaged over jittered copies of the token where the teacher is not certain; then the teacher
-moves towards the student (exponential average), and a small share of the student's weights, drawn at random, returns
-to the source.
+Each stream has two copies of the backbone. The teacher decides. The student takes one gradient step towards the
+teacher's prediction, which is averaged over jittered copies of the token if the teacher is not certain. Then the
+teacher moves towards the student (exponential average), and a small random share of the student's weights is reset to
+the source.
 
 Differences from the paper
   1. augmentation is Gaussian noise on the embedded token, which any observation has,
-     and the copies look at the token's own keys and values                          test_jitter_is_the_same_for_a_step
-  2. the answer is the teacher's on the token itself, not the average                test_cotta_equals_its_slow_twin
-  3. certainty is the teacher's own, not that of a third network that never moves    test_certain_teachers_stay_plain
+     and the copies attend to the token's own keys and values                        test_jitter_is_the_same_for_a_step
+  2. decisions use the teacher's own prediction, not the average                     test_cotta_equals_its_slow_twin
+  3. certainty is the teacher's own, not that of a third, constant network          test_certain_teachers_stay_plain
   4. plain gradient descent at the rate of the paper's ImageNet-C, without momentum:
      an average of gradients would be one more copy of the weights per stream        test_cotta_equals_its_slow_twin
-  5. exactly the share of weights is restored, not each weight by a throw of its own,
+  5. exactly the stated share of weights is restored, instead of each one by chance,
      and the same weights in every stream at the same step                           test_the_stated_share_is_restored
-  6. the head, and tables of positions and items, stay as they are                   test_layers_move_and_nothing_else
+  6. the head and the tables of positions and items do not change                    test_layers_move_and_nothing_else
   7. cached keys and values are constants, gradients flow through the present token  test_cotta_equals_its_slow_twin
   8. an episode starts from the source weights                                       test_restart_restores_the_source
 """
@@ -41,40 +41,40 @@ from uat.spec import Spec
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CottaConfig(TransformerConfig):
     adaptation_rate: Amount = 0.01
-    """Rate of the student's gradient step after each decision; 0 is Vanilla."""
+    """Learning rate of the student's step after each decision; 0 gives Vanilla."""
     teacher_decay: Decay = 0.999
-    """Share of itself that the teacher keeps when it moves towards the student."""
+    """Weight of the teacher in its exponential average with the student."""
     restore_share: Decay = 0.01
-    """Share of the student's weights that return to the source at each step."""
+    """Share of the student's weights that are reset to the source at each step."""
     certainty: Amount = 0.92
-    """Largest probability from which on the teacher's plain prediction, not the averaged one, is the target."""
+    """Probability of the best action from which on the teacher is certain: then its plain prediction is the target."""
     augmentations: Width = 2
     """Jittered copies of the token over which the teacher's prediction is averaged."""
     jitter: Amount = 0.1
-    """Deviation of the noise on a copy, in units of the embedded token's root mean square."""
+    """Standard deviation of the noise on a copy, in units of the embedded token's root mean square."""
     adaptation_seed: Seed = 0
-    """Decides which weights are restored, and the jitter."""
+    """Seed of the restored weights and of the jitter."""
 
 
 @dataclass(slots=True)
 class CottaState(AdaptedState):
-    """The cache is the teacher's."""
+    """Caches and shifts of teacher and student; `cache` is the teacher's."""
 
     student_cache: KVCache
     student_BP: Tensor
-    """What each stream's student has moved by."""
+    """Shift of each stream's student from the source weights."""
     teacher_BP: Tensor
-    """What each stream's teacher has moved by."""
+    """Shift of each stream's teacher from the source weights."""
     jitter_SRD: Tensor
-    """Noise of each step of an episode. Drawn when the memory is opened: for all steps it costs as much as for one."""
+    """Noise of each step of an episode, drawn once for all steps, which costs no more than one step's draw."""
     turn_S1: Tensor
-    """By how much the restored set is turned after each step, drawn likewise."""
+    """Offset that rotates the restored set after each step, drawn in the same way."""
 
 
 class Cotta(Adapting):
     config: CottaConfig
     restore_N: Tensor
-    """The numbers that return to the source, before they are turned."""
+    """Indices of the numbers to restore, before rotation."""
 
     def __init__(self, spec: Spec, config: CottaConfig) -> None:
         super().__init__(spec, config)
@@ -88,8 +88,8 @@ class Cotta(Adapting):
         cache, student_cache = (self.open_cache(streams, capacity) for _ in range(2))
         student_BP, teacher_BP = (self.layout.zeros(streams, like=self.backbone.like) for _ in range(2))
         step_S, start_B = torch.arange(capacity, device=device), torch.zeros_like(cache.length_B)
-        drawn = {"jitter_SRD": self.jitter(step_S), "turn_S1": self.turns(step_S)}
-        return CottaState(cache, start_B, student_cache, student_BP, teacher_BP, **drawn)
+        draws = {"jitter_SRD": self.jitter(step_S), "turn_S1": self.turns(step_S)}
+        return CottaState(cache, start_B, student_cache, student_BP, teacher_BP, **draws)
 
     def adapt(self, state: CottaState, step: Step) -> tuple[Tensor, CottaState]:
         self._restart(state, step.first)
@@ -111,43 +111,43 @@ class Cotta(Adapting):
         return h_BRD[:, 0], state
 
     def _restart(self, state: CottaState, first_B: Tensor) -> None:
-        """Streams that start anew have moved by nothing."""
+        """Reset caches and shifts of the streams that start an episode."""
         state.cache.restart(first_B)
         state.student_cache.restart(first_B)
-        if first_B.device.type != "cpu" or first_B.any():  # where a look costs nothing, it spares passes over all
+        if first_B.device.type != "cpu" or first_B.any():  # on a CPU, a cheap check saves passes over all shifts
             state.student_BP.masked_fill_(first_B[:, None], 0.0)
             state.teacher_BP.masked_fill_(first_B[:, None], 0.0)
 
     def restored(self, count_B: Tensor) -> Tensor:
-        """Which of a student's numbers return to the source after step `count`: (B, N), a random set, turned at random.
+        """Indices (B, N) of the student's numbers to restore after step `count`: a random set with a random rotation.
 
-        Cheaper by far than a draw for each number; no two of a step are the same.
+        This is far cheaper than a draw for each number, and the indices of a step are distinct.
         """
         return self._turned(self.turns(count_B))
 
     def turns(self, count_B: Tensor) -> Tensor:
-        """By how much the set is turned after step `count`: (B, 1)."""
+        """Offset (B, 1) that rotates the set after step `count`."""
         return integers(self.config.adaptation_seed, "restore", count_B, 1, below=sum(self.layout.sizes))
 
     def _turned(self, turn_B1: Tensor) -> Tensor:
         return (self.restore_N + turn_B1) % sum(self.layout.sizes)
 
     def _restore(self, student_BP: Tensor, turn_B1: Tensor) -> None:
-        """Return these numbers to the source. Where a look costs nothing, streams at the same step share one set."""
+        """Reset these numbers to the source. On a CPU, streams at the same step share one set of indices."""
         if turn_B1.device.type == "cpu" and (turn_B1 == turn_B1[:1]).all():
             student_BP.index_fill_(1, self._turned(turn_B1[:1])[0], 0.0)
         else:
             student_BP.scatter_(1, self._turned(turn_B1), 0.0)
 
     def jitter(self, count_B: Tensor) -> Tensor:
-        """Noise of each row, (B, 1 + augmentations, D); none for the token itself."""
+        """Noise of each row, (B, 1 + augmentations, D); zero for the token itself."""
         c = self.config
         u = uniform(c.adaptation_seed, "jitter", count_B, c.augmentations * c.d_model)
         noise_BRD = c.jitter * torch.special.ndtri(u).to(self.backbone.like.dtype).unflatten(1, (-1, c.d_model))
         return torch.cat([torch.zeros_like(noise_BRD[:, :1]), noise_BRD], dim=1)
 
     def _target(self, h_BRD: Tensor, allowed_BA: Tensor | None) -> Tensor:
-        """The teacher's prediction: its own where it is certain, else that of the copies' mean logits."""
+        """Return the target: the teacher's own prediction if it is certain, else that of the copies' mean logits."""
         plain_BA = self.head.logits(h_BRD[:, 0], allowed_BA).softmax(-1)
         averaged_BA = self.head.logits(h_BRD[:, 1:].mean(1), allowed_BA).softmax(-1)
         return torch.where(plain_BA.amax(-1, keepdim=True) >= self.config.certainty, plain_BA, averaged_BA)

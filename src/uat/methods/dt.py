@@ -1,22 +1,22 @@
-"""DT: feedback as tokens of its own between the observations (Chen et al. 2021, "Decision Transformer").
+"""DT: feedback in separate tokens between the observations (Chen et al. 2021, "Decision Transformer").
 
 Each step t adds to the sequence, at the position t of the step,
 
-  feedback     W_f [r_{t-1}; c R_t] + b_f,   R_t = Σ_{s≤t} r_{s-1}   the latest reward, and the return so far
-  observation  W^E o_t                                               the action of t is read off here
-  action       W_a a_t                                               with `include_actions`; known from t + 1 on
+  feedback     W_f [r_{t-1}; c R_t] + b_f,   R_t = Σ_{s≤t} r_{s-1}   latest reward and return so far
+  observation  W^E o_t                                               the output for the action of t
+  action       W_a a_t                                               with `include_actions`; visible from t + 1 on
 
-and every token sees those before it. Rewards are those that the clock has told: shifted, delayed and scaled. The
-factor c (`return_scale`) brings a long episode's return to the size of a reward, since one LayerNorm follows both.
+and every token attends to the tokens before it. The clock shifts, delays and scales the rewards. The factor c
+(`return_scale`) scales the return of a long episode to the size of a reward, since one LayerNorm follows both.
 
 Differences from the paper
-  1. instead of the return-to-go, the return so far and the latest reward: who imitates
-     an expert asks for no return (UAT's paper: "DT-style")              test_return_so_far_is_the_running_sum
+  1. instead of the return-to-go, the return so far and the latest reward: imitation
+     has no desired return (UAT's paper: "DT-style")                     test_return_so_far_is_the_running_sum
   2. no action tokens, unless `include_actions`, as in UAT's paper       test_dt_sees_actions_when_it_includes_them
   3. action logits for ids and weights, no tanh                          test_parallel_pass_equals_the_equations
   4. UAT's backbone, not GPT-2's: ReLU, Q, K and V without bias          test_overhead_over_vanilla_is_the_formula
   5. the whole episode is the context, not its last K steps              test_oldest_reward_is_seen_at_the_end
-  6. the loss is averaged over real steps alone                          test_padding_never_changes_a_loss
+  6. the loss is averaged over real steps only                           test_padding_never_changes_a_loss
 Shapes: B batch, T time, D width.
 """
 
@@ -41,16 +41,18 @@ from uat.spec import Spec
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DTConfig(TransformerConfig):
     include_actions: bool = False
-    """Whether each action is a token of the sequence too, after the observation that it answers."""
+    """Add each action to the sequence as a token, after its observation."""
     return_scale: Scale | None = None
-    """The return so far enters its token times this; unset: one over the horizon. Chen et al. scale returns too."""
+    """Factor of the return so far in its token, as Chen et al. scale returns; unset: 1 / horizon."""
 
 
 def _return_scale(spec: Spec, config: DTConfig) -> float:
     if config.return_scale is not None:
         return config.return_scale
     if spec.horizon is None:
-        raise ValueError("return_scale is unset, which means one over the horizon, and the problem has none: set it")
+        raise ValueError(
+            "return_scale is unset, which means one over the horizon, but the problem has no horizon: set it"
+        )
     return 1 / spec.horizon
 
 
@@ -58,7 +60,7 @@ def _return_scale(spec: Spec, config: DTConfig) -> float:
 class DTState(Memory):
     cache: KVCache
     return_B: Tensor
-    """What each stream has been told to have earned so far."""
+    """Sum of the rewards that each stream has received so far."""
 
 
 class DT(TransformerPolicy):
@@ -77,12 +79,12 @@ class DT(TransformerPolicy):
     def new_tokens(
         self, obs: Tensor, prev_action: Tensor, prev_reward: Tensor, return_so_far: Tensor, position: Tensor
     ) -> list[Tensor]:
-        """What a step adds to the sequence, in order: the last step's action, feedback, observation; each (..., D).
+        """Return the new tokens of a step, in order: the last step's action, feedback, observation; each (..., D).
 
-        The first step has no action before it: whoever calls drops that token.
+        The first step has no action before it, so the caller must drop that token.
         """
-        told = [prev_reward.to(return_so_far.dtype), return_so_far * self.return_scale]
-        feedback = self.feedback(torch.stack(told, dim=-1))
+        numbers = [prev_reward.to(return_so_far.dtype), return_so_far * self.return_scale]
+        feedback = self.feedback(torch.stack(numbers, dim=-1))
         place = self.backbone.place
         tokens = [place(feedback, position), place(self.backbone.encoder(obs), position)]
         if self.action is not None:
@@ -92,7 +94,7 @@ class DT(TransformerPolicy):
     # ------------------------------------------------------------ all at once
 
     def sequence(self, batch: Batch) -> Tensor:
-        """All tokens in order, from the first feedback to the last observation: (B, 2T, D), or (B, 3T - 1, D)."""
+        """Return all tokens from the first feedback to the last observation: (B, 2T, D), or (B, 3T - 1, D)."""
         position = self.backbone.step_positions(batch.obs.shape[1], batch.start)
         return_BT = batch.prev_reward.to(self.feedback.weight.dtype).cumsum(1)
         tokens = self.new_tokens(batch.obs, batch.prev_action, batch.prev_reward, return_BT, position)
@@ -104,7 +106,7 @@ class DT(TransformerPolicy):
         return h[:, 1 :: self.tokens_per_step]  # at the observations
 
     def trace(self, batch: Batch) -> Trace:
-        """Attention between tokens: its axes run over the sequence, not over steps."""
+        """Return attention between tokens, whose axes are tokens of the sequence, not steps."""
         return self.backbone.trace_tokens(self.sequence(batch), start_B=batch.start)
 
     # ------------------------------------------------------------ step by step
@@ -120,12 +122,12 @@ class DT(TransformerPolicy):
         tokens = self.new_tokens(step.obs, step.prev_action, step.prev_reward, return_B, self._steps_seen(cache))
         if self.action is not None:
             self.backbone.attend_step(tokens.pop(0), cache)
-            cache.restart(step.first)  # no action came before a first step: feedback writes over that slot
+            cache.restart(step.first)  # a first step has no previous action: feedback overwrites that slot
         self.backbone.attend_step(tokens[0], cache)
         h_BD = self.backbone.attend_step(tokens[1], cache)
         return self.head.logits(h_BD, step.allowed), DTState(cache, return_B)
 
     def _steps_seen(self, cache: KVCache) -> Tensor:
-        """The action of the last step is not among the tokens yet: t steps are 2t tokens, or 3t - 1."""
+        """Return the number of steps t in the cache: 2t tokens, or 3t - 1 with actions, as the last one comes later."""
         behind = 0 if self.action is None else 1
         return torch.div(cache.length_B + behind, self.tokens_per_step, rounding_mode="floor")

@@ -1,4 +1,4 @@
-"""GTrXL: a Transformer-XL whose residual sums are gates, over observations.
+"""GTrXL: a Transformer-XL over observations, with gates in place of residual sums.
 
 Source: Parisotto et al. 2020, "Stabilizing Transformers for Reinforcement Learning"; attention over distances and the
 memory of segments: Dai et al. 2019, "Transformer-XL".
@@ -8,11 +8,11 @@ Differences from the paper
      Vanilla and UAT                                                     test_shut_gates_hand_the_embedding_on
   2. every step reaches exactly `memory` steps back, wherever segments
      are cut; in the paper later steps of a segment reach further        test_segments_equal_one_long_pass
-  3. dropout on attention and on what enters a gate                      test_dropout_acts_in_training_alone
+  3. dropout on attention and on the input of a gate                     test_dropout_acts_in_training_alone
   4. it imitates an expert over whole episodes; in the paper V-MPO
      trains it over segments                                             test_network_and_gradients_equal_the_equations
-Choices that the paper leaves open: u and v belong to a layer and start at zero, b_g is learned from its start on, and
-all other weights start as torch's own layers do.
+Choices that the paper leaves open: every layer has its own u and v, which start at zero; b_g is learned; all other
+weights are initialised like torch's own layers.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from uat.spec import Spec
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GTrXLConfig(BackboneConfig):
     memory: Steps | None = None
-    """Steps that each layer reaches back; unset: the horizon, so that a whole episode is seen."""
+    """Past steps that each layer attends to; unset: the horizon, so that it covers a whole episode."""
     gate_bias: Number = 2.0
-    """Where the bias b_g of every gate starts: the larger, the nearer each layer begins to the identity."""
+    """Initial bias b_g of every gate: the larger, the closer each layer starts to the identity."""
 
 
 class GTrXL(Policy):
-    """Distances take the place of positions: where an episode starts in a table (`Batch.start`) means nothing here."""
+    """Gated Transformer-XL. It uses distances instead of positions, so `Batch.start` has no effect."""
 
     config: GTrXLConfig
 
@@ -48,7 +48,7 @@ class GTrXL(Policy):
         super().__init__(spec, config)
         memory = spec.horizon if config.memory is None else config.memory
         if memory is None:
-            raise ValueError("memory is unset, which means the horizon, and the problem has none: set it")
+            raise ValueError("memory is unset, which means the horizon, but the problem has no horizon: set it")
         self.backbone = GatedTransformer(spec, config, memory=memory, gate_bias=config.gate_bias)
         self.head = build_head(spec, config.d_model)
 
@@ -60,12 +60,12 @@ class GTrXL(Policy):
         return self.backbone(batch.obs)
 
     def segment(self, batch: Batch, memory: Memory | None = None) -> tuple[Tensor, Memory]:
-        """Features of the next part of longer episodes, and the memory that the part after it needs."""
+        """Return the features of the next segment of longer episodes, and the memory for the segment after it."""
         return self.backbone.segment(batch.obs, memory)
 
     @property
     def endless(self) -> bool:
-        """Each layer reaches `memory` steps back, and distances have no last one."""
+        """True: each layer attends to the last `memory` steps, and distances are unbounded."""
         return True
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> StreamState:

@@ -1,4 +1,4 @@
-"""The contract of a method: one row of the table."""
+"""Contract of a method: the base class of policies, and the phases of training."""
 
 from __future__ import annotations
 
@@ -23,41 +23,41 @@ from uat.spec import Spec
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One stage of training: what is minimised, on whose episodes. Cloning is one phase; other methods have several."""
+    """One stage of training: a loss and the source of its episodes. Cloning is one phase; some methods have several."""
 
     name: str
     loss: Callable[[Batch], Losses]
     behaviour: Behaviour | None = None
-    """Who plays the episodes: the policy itself as it is by now, or whoever fills a log."""
+    """Source of the episodes: a behaviour that fills a log; None: the current policy plays."""
     share: Scale = 1.0
-    """How many epochs, as a share of `train.epochs`."""
+    """Number of epochs, as a share of `train.epochs`."""
     after_step: Callable[[], None] | None = None
-    """What follows each optimizer step, on the device, as part of it: such as an average of weights."""
+    """Called after each optimizer step, on the device and as part of it, for example to average weights."""
     judged_by: Literal["play", "loss", "nothing"] = "play"
-    """What decides which weights are best and when to stop: the domain's metric in greedy play, this phase's loss on
-    validation episodes of the same source, or nothing: the last weights are kept."""
+    """Criterion of the best weights and of early stopping: the domain's metric in greedy play, this phase's loss on
+    validation episodes of the same source, or nothing, which keeps the last weights."""
 
     def __post_init__(self) -> None:
         check_fields(self, f"phase {self.name!r}: ")
 
     def epochs(self, most: int) -> int:
-        """Epochs of this phase, if a whole one has so many."""
+        """Return the epochs of this phase, given those of a phase with a share of 1."""
         return max(1, round(self.share * most))
 
 
 class Policy(nn.Module, Agent[Any]):
-    """Maps what is known at t to logits over actions: all steps at once for training, one at a time for acting."""
+    """Maps the information at step t to logits over actions: all steps at once in training, one at a time in acting."""
 
     sees: frozenset[str] = frozenset()
     """Feedback that may change a decision: any of "action", "reward"."""
     trains_as: ClassVar[str | None] = None
     """The method whose trained weights this one starts from, if it has no training of its own; see `learner`."""
     sampled: ClassVar[bool] = False
-    """Policies are judged by their arg-max."""
+    """False: policies are evaluated by their most likely action."""
     tokens_per_step: int = 1
-    """Tokens that each step adds to the sequence that attention goes over."""
+    """Tokens that each step adds to the sequence for attention."""
     revision: ClassVar[int] = 1
-    """Raised when the same config starts to mean another function: old runs are then other runs."""
+    """Raised when the same config starts to mean another function, which distinguishes new runs from old ones."""
 
     head: Head
 
@@ -72,52 +72,54 @@ class Policy(nn.Module, Agent[Any]):
 
     @classmethod
     def refusal(cls, spec: Spec) -> str | None:
-        """Why a decision problem of this shape is none for the method, with the shape; None: it serves it."""
+        """Return why the method does not support a problem of this shape, naming the shape; None: it supports it."""
         return None
 
     @property
     def learner(self) -> Policy:
-        """The policy that plays, learns and is judged in training: this one, or the one that it `trains_as`.
+        """Policy that plays, learns and is evaluated in training: this one, or the one that it `trains_as`.
 
-        A learner holds the same parameters under the same names, so that one training serves every method that
-        starts from it.
+        A learner has the same parameters under the same names, so that one training serves every method that starts
+        from its weights.
         """
         return self
 
     @abstractmethod
     def features(self, batch: Batch) -> Tensor:
-        """h (B, T, D) at every step, knowing the past alone; what streaming gives, also where it must be replayed."""
+        """Return h (B, T, D) at every step, computed from the past alone, as in acting step by step."""
 
     @property
     def endless(self) -> bool:
-        """Whether streams may go on without end: memory and time per step stay constant, and `init_state` takes
-        ENDLESS as its capacity."""
+        """Whether streams may be endless: memory and time per step are constant, and `init_state` accepts the capacity
+        ENDLESS."""
         return False
 
     @abstractmethod
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> Any:
-        """Memory for `streams` streams of at most `capacity` steps."""
+        """Return the memory for `streams` streams of at most `capacity` steps."""
 
     @abstractmethod
     def step(self, state: Any, step: Step) -> tuple[Tensor, Any]:
-        """Logits (B, A) of this step, and the state after it; the state that came in is consumed."""
+        """Return the logits (B, A) of this step, and the state after it. The given state must not be used again."""
 
     def sampling_seeds(self) -> list[Tensor]:
-        """Return the buffers that decide what the loss draws; they are filled anew before each update."""
+        """Return the buffers that seed the random numbers of the loss; the trainer refills them before each update."""
         return []
 
     def distribution(self, numbers: Tensor, allowed: Tensor | None = None) -> Distribution:
-        """What the numbers that `step` and `logits` give mean: a distribution over actions."""
+        """Return the distribution over actions whose parameters are the outputs of `step` or `logits`."""
         return distribution(self.spec, numbers, allowed)
 
     @property
     def observation_encoder(self) -> nn.Module | None:
-        """What raw observations enter, in passes and in steps; None: there is no such place."""
+        """Module that raw observations enter, in passes and in steps; None: the policy has no such module."""
         return None
 
     def standardise(self, *trajectories: Trajectory) -> None:
-        """Fit mean and deviation of every number that is observed, once and before training. From then on raw
-        observations are standardised wherever they enter, and the statistics are saved with the weights."""
+        """Fit the mean and deviation of every observed number, once and before training.
+
+        Afterwards the encoder standardises raw observations, and the statistics are saved with the weights.
+        """
         encoder = self.observation_encoder
         rows: dict[VectorEncoder, list[Tensor]] = {}
         for trajectory in trajectories:
@@ -126,12 +128,12 @@ class Policy(nn.Module, Agent[Any]):
         if not rows:
             raise ValueError(f"{type(self).__name__} has no numbers to standardise in observations {self.spec.obs}")
         if any(part.normalizer is not None for part in rows):
-            raise ValueError("observations are standardised already: statistics are fitted once")
+            raise ValueError("observations are standardised already: statistics are fitted only once")
         for part, values in rows.items():
             part.add_normalizer().fit(torch.cat(values).to(part.linear.weight.device))
 
     def expect(self, weights: Iterable[str]) -> None:
-        """Add those parts that were added to the policy which had weights of these names."""
+        """Add the optional parts (normalizers) that weights of these names need, before the weights are loaded."""
         for name in weights:
             path, _, last = str(name).rpartition(".normalizer.")
             part = dict(self.named_modules()).get(path)
@@ -139,21 +141,21 @@ class Policy(nn.Module, Agent[Any]):
                 part.add_normalizer()
 
     def final(self, batch: Batch) -> Tensor:
-        """h (B, D) at the last real step of each episode, for whoever is asked there alone."""
+        """Return h (B, D) at the last real step of each episode, where recordings ask for the only decision."""
         return self.features(batch)[torch.arange(len(batch.valid), device=batch.valid.device), batch.last_B]
 
     def logits(self, batch: Batch) -> Tensor:
-        """Logits (B, T, A) at every step; for small action sets."""
+        """Return the logits (B, T, A) of every step; for small action sets."""
         return self.head.logits(self.features(batch), batch.allowed)
 
     def read(self, batch: Batch) -> Answers:
-        """What it answers at the last step of each episode: as streaming would, without the steps where it can."""
+        """Return the answers at the last step of each episode, equal to those of streaming but without its steps."""
         row_B, last_B = torch.arange(len(batch.valid), device=batch.valid.device), batch.last_B
         allowed_BA = None if batch.allowed is None else batch.allowed[row_B, last_B]
         return HeadAnswers(self.head, self.final(batch), allowed_BA)
 
     def loss(self, batch: Batch) -> Losses:
-        """How far from the expert, over real steps."""
+        """Return the imitation loss: the negative log-likelihood of the expert's actions over real steps."""
         return {
             "imitation": masked_sum(
                 self.head.nll(self.features(batch), batch.required_target, batch.allowed), batch.valid
@@ -161,32 +163,32 @@ class Policy(nn.Module, Agent[Any]):
         }
 
     def trace(self, batch: Batch) -> Trace:
-        """Attention and gates at every step, for looking at; methods without attention have none to show."""
+        """Return attention and gates at every step, for inspection. Methods without attention raise ValueError."""
         raise ValueError(f"{type(self).__name__} has no attention to look at")
 
     def phases(self) -> tuple[Phase, ...]:
         return (Phase("imitation", self.loss),)
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """Learnt parameters by learning rate: "base" at `train.lr`, "utility" at `train.utility_lr` where a method has
-        a faster part, and any other NAME at the method's own setting NAME_lr.
+        """Return the trained parameters by learning rate: "base" at `train.lr`, "utility" at `train.utility_lr` for a
+        part with its own rate, and any other NAME at the method's setting NAME_lr.
 
-        What no gradient moves (`requires_grad` False, such as averages of weights) is in none, and in checkpoints.
+        Parameters without a gradient (such as averages of weights) are in no group, but in checkpoints.
         """
         return {"base": [p for p in self.parameters() if p.requires_grad]}
 
 
 def config_type(kind: type[Policy]) -> type | None:
-    """The class of settings that a policy declares (`config: UATConfig`); None: it declares none."""
+    """Return the class of settings that a policy declares (`config: UATConfig`), or None."""
     try:
         hint = get_type_hints(kind).get("config")
-    except Exception:  # names that only a type checker can see
+    except Exception:  # annotations may use names that only a type checker sees
         return None
     return hint if isinstance(hint, type) and is_dataclass(hint) else None
 
 
 class TransformerPolicy(Policy):
-    """A policy on the shared backbone."""
+    """A policy with the shared backbone."""
 
     backbone: Transformer
 

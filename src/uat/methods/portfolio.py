@@ -1,4 +1,4 @@
-"""What methods that allocate money share: which problems are theirs, and what weights earn.
+"""Shared parts of the methods that allocate money: supported problems, price relatives, masks.
 
 Axes: B batch, T time, N assets, A cash and assets.
 """
@@ -12,13 +12,13 @@ from uat.episode import Batch
 from uat.spec import Assets, Spec, Weights
 
 RELATIVE = "relative"
-"""The fact of a step that says what one unit of money in cash and each asset becomes."""
+"""Name of the fact with the price relatives: the value of one unit of money in cash and each asset a step later."""
 FAR = 1e4
-"""Below any score: what may not be held has no weight, and a step on which nothing may is still finite."""
+"""A score below all others, for assets that may not be held. It is finite, for steps without any allowed asset."""
 
 
 def refusal(spec: Spec) -> str | None:
-    """Why a problem is not one of weights over cash and assets whose price relatives are told; None: it is."""
+    """Return why a problem is not one of weights over cash and assets with price relatives; None: it is one."""
     if not isinstance(spec.obs, Assets) or not isinstance(spec.action, Weights):
         return f"allocates over assets: observations are {spec.obs}, actions {spec.action}"
     if spec.action.count != spec.obs.count + 1:
@@ -29,12 +29,12 @@ def refusal(spec: Spec) -> str | None:
 
 
 def relatives(batch: Batch) -> Tensor:
-    """(B, T, A) what one unit of money becomes; 1 in padding."""
+    """Return price relatives (B, T, A), the value of one unit of money a step later; 1 in padding."""
     return torch.where(batch.valid[..., None], batch.facts[RELATIVE], 1.0)
 
 
 def tradable(allowed: Tensor | None, like: Tensor) -> Tensor:
-    """(..., N) True for assets that may be held; `like` has as many axes, and N last."""
+    """Return (..., N), True for assets that may be held; `like` has the same shape."""
     return torch.ones_like(like, dtype=torch.bool) if allowed is None else allowed[..., 1:]
 
 

@@ -1,4 +1,4 @@
-"""SASRec: self-attentive sequential recommendation, a causal Transformer over items.
+"""SASRec: self-attentive sequential recommendation with a causal Transformer over items.
 
 Source: Kang and McAuley 2018, "Self-Attentive Sequential Recommendation" (ICDM).
 
@@ -10,8 +10,8 @@ Differences from the paper
   1. cross-entropy over all items; the paper's loss, binary cross-entropy with one
      drawn negative, is the setting `negatives`                          test_sampled_loss_equals_the_equations
   2. attention has an output projection, and may have several heads      test_pass_equals_the_equations
-  3. it is asked for the domain's target at each step; on the ordinary
-     task that is the next item, as in the paper                         test_leave_one_out_on_a_log_by_hand
+  3. the target of each step is the domain's; on the ordinary task
+     it is the next item, as in the paper                                test_leave_one_out_on_a_log_by_hand
 Choices that the paper leaves open: √D before the table's rows, as in the authors' code; all matrices start at
 N(0, 0.02²) and biases at zero. The authors' code normalises queries alone; here, as in the paper's equation, all that
 enters attention is normalised.
@@ -39,22 +39,22 @@ from uat.spec import Spec
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SASRecConfig(TransformerConfig):
     negatives: Annotated[int, Between(0, MOST_COUNT)] = 0
-    """Items drawn against each target, with binary cross-entropy (the paper's loss has one); 0: all items, with
-    cross-entropy, which learns better."""
+    """Random negatives per target in a binary cross-entropy (the paper uses 1); 0: cross-entropy over all items, which
+    learns better."""
 
 
 class SASRec(Policy):
     config: SASRecConfig
     head: ItemHead
     sampling_seed: Tensor
-    """Decides which negatives are drawn."""
+    """Seed of the random negatives."""
 
     def __init__(self, spec: Spec, config: SASRecConfig) -> None:
         super().__init__(spec, config)
         head = ItemHead(config.d_model, spec.action.count, bias=False)
         self.head = head  # pyright: ignore[reportIncompatibleVariableOverride]
         self.backbone = Transformer(spec, config, utility=False)
-        self.backbone.register_module("encoder", nn.Identity())  # items come embedded by the head's table
+        self.backbone.register_module("encoder", nn.Identity())  # the head's table embeds the items
         self.backbone.register_module("norm", nn.Dropout(config.dropout))  # no LayerNorm before the blocks
         self.register_buffer("sampling_seed", torch.zeros((), dtype=torch.long), persistent=False)
         start_small(self.backbone.blocks)
@@ -78,7 +78,7 @@ class SASRec(Policy):
         return {"binary": masked_sum(self._binary(batch), batch.valid)}
 
     def _binary(self, batch: Batch) -> Tensor:
-        """-log σ(r_target) - Σ log(1 - σ(r_negative)), (B, T); what occurs in the episode is no negative."""
+        """-log σ(r_target) - Σ log(1 - σ(r_negative)), (B, T); items of the episode are not used as negatives."""
         streams, steps = batch.valid.shape
         ids_B = self.sampling_seed + torch.arange(streams, device=self.sampling_seed.device)
         count, target_BT = steps * self.config.negatives, batch.required_target
@@ -107,7 +107,7 @@ class SASRec(Policy):
 
 @torch.no_grad()
 def start_small(module: nn.Module) -> None:
-    """Matrices at N(0, 0.02²), biases at zero, as recommenders and BERT start."""
+    """Initialise matrices to N(0, 0.02²) and biases to zero, as usual for recommenders and BERT."""
     for name, parameter in module.named_parameters():
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=0.02)

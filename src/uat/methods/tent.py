@@ -1,13 +1,13 @@
-"""TENT: a trained Vanilla that makes itself surer while it acts, by its LayerNorms alone.
+"""TENT: a trained Vanilla that lowers its entropy while it acts, by changing only its LayerNorms.
 
 Source: Wang, Shelhamer, Liu, Olshausen and Darrell, "Tent: Fully Test-time Adaptation by Entropy Minimization"
 (ICLR 2021).
 
-Each decision is one forward pass, whose logits are the answer, and one Adam step down the entropy of that answer, on
-the scales and offsets of the LayerNorms; the next decision meets them moved.
+Each decision is one forward pass, whose logits are the answer. One Adam step on scales and offsets of the LayerNorms
+then lowers the entropy of that answer; the next decision uses the changed values.
 
 Differences from the paper
-  1. LayerNorm instead of BatchNorm: it has no batch statistics to estimate anew    test_norms_move_and_nothing_else
+  1. LayerNorm instead of BatchNorm: it has no batch statistics to re-estimate      test_norms_move_and_nothing_else
   2. a batch is the one token of a stream; nothing is shared between streams         test_other_streams_change_nothing
   3. cached keys and values are constants, gradients flow through the present token  test_tent_equals_its_slow_twin
   4. an episode starts from the source weights ("episodic" in the paper's code)      test_restart_restores_the_source
@@ -29,22 +29,22 @@ from uat.settings import Amount
 from uat.spec import Spec
 
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
-"""Adam's, as in the paper's code."""
+"""Constants of Adam, as in the paper's code."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TentConfig(TransformerConfig):
     adaptation_rate: Amount = 1e-3
-    """Adam's rate of the step that follows each decision; 0 is Vanilla."""
+    """Learning rate of Adam's step after each decision; 0 gives Vanilla."""
 
 
 @dataclass(slots=True)
 class TentState(AdaptedState):
     shift_BP: Tensor
-    """What each stream's norms have moved by."""
+    """Shift of each stream's LayerNorm parameters from the source."""
     mean_BP: Tensor
     square_BP: Tensor
-    """Adam's averages of the gradient and of its square."""
+    """Adam's running averages of the gradient and of its square."""
 
 
 class Tent(Adapting):
@@ -75,8 +75,8 @@ class Tent(Adapting):
         return h_BD.detach(), state
 
     def _descend(self, state: TentState, gradient_BP: Tensor) -> None:
-        """Adam, with each stream's own count of steps."""
-        count_B1 = state.cache.length_B[:, None].double()  # the cache has moved on: 1 after a stream's first step
+        """Apply Adam's update, with a separate step count for each stream."""
+        count_B1 = state.cache.length_B[:, None].double()  # the cache has advanced: 1 after a stream's first step
         state.mean_BP.lerp_(gradient_BP, 1 - BETA_1)
         state.square_BP.mul_(BETA_2).addcmul_(gradient_BP, gradient_BP, value=1 - BETA_2)
         rate_B1 = self.config.adaptation_rate / (1 - BETA_1**count_B1)

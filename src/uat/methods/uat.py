@@ -1,20 +1,20 @@
-"""The Utility-Augmented Transformer: what was done and what came of it reshapes attention itself.
+"""The Utility-Augmented Transformer: previous actions and rewards reshape attention itself.
 
 Source: "Breaking Feedback-Blindness: Utility-Augmented Transformer for Sequential Decision Making".
 
 Differences from the paper
   1. weight-vector actions have a bias-free W_a of their own     test_no_feedback_is_vanilla
-  2. the loss is averaged over real steps alone                  test_padding_never_changes_a_loss
+  2. the loss is averaged over real steps only                   test_padding_never_changes_a_loss
   3. ablations have no weights where the paper sets zeros        test_an_ablation_removes_exactly_its_weights
-Choices that the paper leaves open: W^E has a bias (the published parameter count comes out so); W_a starts at N(0, 1),
-positions at N(0, 0.02²), all other weights as torch's own layers do; no-q and no-kv also drop the U of what they leave
-alone; without actions, or rewards, E keeps its shape and meets zeros there
+Choices that the paper leaves open: W^E has a bias, which gives the published parameter count; W_a starts at N(0, 1),
+positions at N(0, 0.02²), all other weights like torch's own layers; no-q and no-kv also drop the U of the projections
+that they leave unchanged; without actions or rewards, E keeps its shape and receives zeros instead
 (test_what_is_not_seen_is_nothing_to_the_whole_model).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from uat.nn.blocks import Trace, Transformer, TransformerConfig
 from uat.nn.cache import KVCache
 from uat.nn.heads import build_head
 from uat.nn.utility import Channels, UtilityEncoder, UtilityGates
-from uat.settings import Decay, Width
+from uat.settings import Decay, Width, renamed
 from uat.spec import Spec
 
 
@@ -35,23 +35,23 @@ class UATConfig(TransformerConfig):
     d_utility: Width = 16
     """Width of the utility state u."""
     d_action: Width = 8
-    """Width of the action embedding that enters the utility encoder."""
+    """Width of the action embedding in the utility encoder."""
     d_hidden: Width = 32
     """Hidden width of the utility encoder."""
     decay: Decay = 0.7
-    """Memory λ of the regime state: 0 keeps the latest feedback alone, near 1 a long average."""
-    sees_action: bool = True
-    """Whether the previous action enters the utility encoder."""
-    sees_reward: bool = True
-    """Whether the previous reward enters the utility encoder."""
+    """Decay λ of the regime state: 0 keeps only the latest feedback, values near 1 average over many steps."""
+    use_action: bool = field(default=True, metadata=renamed("sees_action"))
+    """Give the previous action to the utility encoder."""
+    use_reward: bool = field(default=True, metadata=renamed("sees_reward"))
+    """Give the previous reward to the utility encoder."""
     nonlinear: bool = True
-    """Whether the utility encoder has a hidden layer with ReLU; if not, it is one linear map."""
+    """Give the utility encoder a hidden layer with ReLU; otherwise it is one linear map."""
     modulates_queries: bool = True
-    """Whether the regime state changes queries."""
+    """Let the regime state change queries."""
     modulates_keys_values: bool = True
-    """Whether the latest feedback changes keys and values."""
+    """Let the latest feedback change keys and values."""
     utility_bias: bool = True
-    """Whether gates also add offsets of their own, that is U gate, to what they change."""
+    """Let gates also add offsets (U times the gate) to the projections that they change."""
 
     def __post_init__(self) -> None:
         TransformerConfig.__post_init__(self)
@@ -73,15 +73,15 @@ class UAT(TransformerPolicy):
         super().__init__(spec, config)
         c = config
         channels = Channels(queries=c.modulates_queries, keys_values=c.modulates_keys_values, offsets=c.utility_bias)
-        self.sees = frozenset(["action"] * c.sees_action + ["reward"] * c.sees_reward)
+        self.sees = frozenset(["action"] * c.use_action + ["reward"] * c.use_reward)
         self.backbone = Transformer(spec, c, utility=channels)
         encoder = UtilityEncoder(
             spec,
             d_action=c.d_action,
             d_hidden=c.d_hidden,
             d_utility=c.d_utility,
-            sees_action=c.sees_action,
-            sees_reward=c.sees_reward,
+            sees_action=c.use_action,
+            sees_reward=c.use_reward,
             nonlinear=c.nonlinear,
         )
         self.utility = UtilityGates(
@@ -113,7 +113,7 @@ class UAT(TransformerPolicy):
         return self.backbone.trace(batch.obs, gates, start_B=batch.start)
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """The utility encoder E and W_ρ learn at their own rate; all else, W_a included, at the base rate."""
+        """Put the utility encoder E and W_ρ into "utility" and all other parameters, W_a included, into "base"."""
         fast = [*self.utility.encoder.mlp.parameters(), *self.utility.regime.parameters()]
         chosen = {id(p) for p in fast}
         return {"base": [p for p in self.parameters() if id(p) not in chosen], "utility": fast}

@@ -22,7 +22,7 @@ from uat.spec import Spec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VanillaConfig(TransformerConfig):
-    """The shared backbone, and nothing else."""
+    """Settings of the shared backbone; Vanilla has no others."""
 
 
 class Vanilla(TransformerPolicy):
