@@ -110,7 +110,7 @@ def _chosen(entries, program, STARTS: tl.constexpr):
 
 @triton.jit
 def _within(program, STARTS: tl.constexpr, CHUNK: tl.constexpr):
-    """Return the offsets of a chunk in its tensor. The threads of a warp read neighbouring numbers, since tensors of any
+    """Return the offsets of a chunk in its tensor. The threads of a warp read neighbouring numbers; tensors of any
     length rule out wider loads per thread."""
     return tl.max_contiguous((program - _chosen(STARTS, program, STARTS)) * CHUNK + tl.arange(0, CHUNK), 1)
 
