@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 
 ROOMS = (
     "src/uat/data",
+    "src/uat/domains",
     "src/uat/evaluation",
     "src/uat/paper",
     "src/uat/bench",

@@ -12,7 +12,7 @@ from tests.domains.movielens_twin import judge
 from uat.clock import Clock
 from uat.domains.movielens.filter import posterior
 from uat.domains.movielens.ranking import Ranking, drawn, ranks
-from uat.domains.movielens.references import Belief, Believer, filtered, indifferent, told
+from uat.domains.movielens.references import Belief, Believer, every_regime, filtered, true_regime
 from uat.domains.movielens.regime import Catalogue, RegimeLaw, rewards
 from uat.episode import Trajectory
 
@@ -168,8 +168,8 @@ def test_less_is_known_later() -> None:
         return Ranking.sampled(400).expected(place)["hr@10"].mean().item()
 
     ceiling = {delay: hits(filtered(law, delay)) for delay in (0, 1, 5)}
-    assert hits(indifferent) == pytest.approx(0.1, abs=0.02)
-    assert hits(indifferent) + 0.05 < ceiling[5] < ceiling[1] < ceiling[0] < hits(told)
+    assert hits(every_regime) == pytest.approx(0.1, abs=0.02)
+    assert hits(every_regime) + 0.05 < ceiling[5] < ceiling[1] < ceiling[0] < hits(true_regime)
 
 
 def test_bad_settings_are_refused() -> None:

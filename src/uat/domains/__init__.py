@@ -1,4 +1,4 @@
-"""Domains: one file or folder is one column of the table."""
+"""Domains: each file or folder is one column of the paper's main table."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ OWN: dict[str, DomainEntry] = {
 
 
 DOMAINS: Registry[DomainEntry] = Registry("domain", "uat.domains", OWN, as_entry)
-"""Every domain: uat's own, those that a program registers, and those that installed packages offer."""
+"""All domains: uat's own, those that a program registers, and those that installed packages offer."""
 
 
 def register_domain(
@@ -82,22 +82,22 @@ def register_domain(
     revision: int = 1,
     files: tuple[str, ...] = (),
 ) -> DomainEntry:
-    """Make a class or function a domain: a row of `uat list`, and a name for `uat.train` and the command line.
+    """Register a class or function as a domain, for `uat list`, `uat.train` and the command line.
 
     config: a frozen dataclass of settings with defaults, which `build` takes; unset: the annotation of its argument.
-    tasks, task_field: the tasks, and the setting such as "domain.schedule" that chooses one; unset: there is one task.
+    tasks, task_field: the tasks, and the setting such as "domain.schedule" that chooses one; unset: only one task.
     summary: a line for `uat list`; unset: the first line of the docstring.
     revision, files: see `DomainEntry`.
 
-    Registering the same code under the same name again, as a notebook's cell does, replaces the entry.
+    Registering the same code again under the same name, as a notebook cell does, replaces the entry.
     """
-    found = (
+    base = (
         as_entry(build) if config is None else DomainEntry(build=build, config=config, tasks=("default",), summary="")
     )
-    check_settings_class(found.config, "config")
+    check_settings_class(base.config, "config")
     entry = replace(
-        found,
-        tasks=found.tasks if tasks is None else checked(tasks, tuple[str, ...], "tasks"),
+        base,
+        tasks=base.tasks if tasks is None else checked(tasks, tuple[str, ...], "tasks"),
         summary=first_sentence(build) if summary is None else checked(summary, str, "summary"),
         task_field=checked(task_field, str | None, "task_field"),
         revision=checked(revision, int, "revision"),
@@ -108,20 +108,20 @@ def register_domain(
 
 
 def known_as(domain: Domain | str) -> tuple[str, Any]:
-    """The name of a domain in configs, and its settings; None stands for those of its recipe.
+    """Return the name of a domain in configs, and its settings; None stands for those of its recipe.
 
-    domain: a name, an address (which is then imported: somebody named it), or an object.
+    domain: a name, an address, whose code is imported because the caller named it, or an object.
     """
     if isinstance(domain, str):
         if is_address(domain):
             DOMAINS.adopt(domain)
         return domain, None
-    DOMAINS.offered_as(type(domain))  # a package that offers it is now among those that are loaded
+    DOMAINS.offered_as(type(domain))  # loads the package that offers it, if there is one
     for name, entry in DOMAINS.loaded().items():
         if rebuilds(entry, domain):
             return name, settings_held(domain) or NoSettings()
     if can_be_imported(type(domain)):
-        with contextlib.suppress(ValueError, TypeError):  # its class takes what no config could say
+        with contextlib.suppress(ValueError, TypeError):  # the class may take arguments that a config cannot hold
             if rebuilds(as_entry(type(domain)), domain):
                 return DOMAINS.name_of(type(domain)), settings_held(domain) or NoSettings()
     name, described = remember(domain)

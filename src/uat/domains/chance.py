@@ -1,4 +1,4 @@
-"""Chance: the reference that knows nothing, the same for every domain with discrete actions."""
+"""Chance: the reference that ignores all input, for every domain with discrete actions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from uat.spec import Discrete, Spec
 
 
 class UniformAgent(Agent[None]):
-    """Knows nothing and remembers nothing: every action is as likely as the next."""
+    """Agent without memory that chooses all actions with the same probability."""
 
     sampled: ClassVar[bool] = True
 

@@ -1,4 +1,4 @@
-"""The contract of a domain: one column of the table."""
+"""The base class of domains; each domain is one column of the paper's main table."""
 
 from __future__ import annotations
 
@@ -19,54 +19,60 @@ Split = Literal["train", "validation", "test"]
 
 
 class Domain(ABC):
-    """A decision problem with its worlds, its metrics and its references. A simulator and its spec are enough: the rest
-    has defaults."""
+    """A decision problem with its worlds, its metrics and its references.
+
+    Subclasses must give `name`, `spec` and `simulator`; everything else has a default.
+    """
 
     name: str
     spec: Spec
     train_tasks: tuple[str, ...] = ("default",)
-    """Tasks for each of which one model is trained."""
+    """Tasks of this domain; one model is trained for each."""
     task: str = "default"
     """The task that this instance trains and evaluates."""
     setting: str = "default"
-    """What differs from the domain's defaults, in a few words; "default" if nothing does."""
+    """Short text of the settings that differ from the defaults; "default" if none does."""
     metrics: tuple[Metric, ...] = (Metric(name="return", label="Return"),)
-    """What `summarise` gives; the first decides which checkpoint is best, and is never partial."""
+    """Metrics that `summarise` returns; the first one selects the best checkpoint and is never partial."""
     rivals: tuple[str, ...] = ()
-    """References that every method should be held against, as it is against the blind one."""
+    """References with which every method is compared, in addition to the feedback-blind method."""
     block: float = 1.0
-    """Mean length of the blocks in which intervals resample episodes, which follow each other in time; 1: they are
-    independent."""
+    """Mean length of the blocks in which intervals resample episodes, if episodes follow each other in time; 1:
+    episodes are independent."""
 
     @abstractmethod
     def simulator(self, split: Split, device: torch.device | str) -> Simulator[Any] | Recording:
-        """The worlds of one split, or what was recorded of them."""
+        """Return the simulator or the recording of one split."""
 
     def measure(self, trajectory: Trajectory) -> dict[str, Tensor]:
-        """Each metric, or what `summarise` makes it of, per episode: (B,); NaN where a partial metric is undefined."""
+        """Return one value per episode (B,) of each metric, or for `summarise`; NaN: a partial metric is undefined."""
         return {"return": torch.where(trajectory.valid, trajectory.reward, 0.0).sum(1)}
 
     def summarise(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Per metric, values whose mean it is, from what `measure` gave of all episodes; metrics that are no means over
-        episodes are worked out here."""
+        """Return, for each metric, values whose mean is the metric, given the values of `measure` for all episodes.
+
+        Override it for metrics that are not means over episodes.
+        """
         return values
 
     def references(self) -> Mapping[str, Agent[Any] | Reader]:
-        """Who stands beside every score: "ceiling" (the Bayes filter), "random"; where episodes are recorded, "expert"
-        too: in a simulator its play is known."""
+        """Return the agents that are scored beside every policy: "ceiling" (the Bayes filter) and "random".
+
+        A domain with a recording adds "expert"; a simulator supplies its own expert.
+        """
         return {}
 
     @property
     def episodes(self) -> Mapping[str, int]:
-        """For splits that hold so many episodes and no more, how many: these are played whole, and their worlds need
-        not depend on a seed."""
+        """Return the number of episodes of each finite split. Evaluation plays all of them, and their worlds need not
+        depend on a seed."""
         return {}
 
     def episode_count(self, split: Split, wanted: int) -> int:
-        """How many episodes of a split are played: as many as wanted, or all that it holds."""
+        """Return the number of episodes to play: all of a finite split, otherwise as many as wanted."""
         return self.episodes.get(split, wanted)
 
 
 def split_seed(split: Split, seed: int) -> int:
-    """Training worlds differ by run; validation and test worlds are the same for every run and method."""
+    """Return the seed of a split's worlds. Only training worlds depend on the run's seed."""
     return derive(seed, "worlds", "train") if split == "train" else derive(0, "worlds", split)

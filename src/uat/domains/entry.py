@@ -1,4 +1,4 @@
-"""An entry of the registry of domains, and how one is made of somebody's class or function."""
+"""Entries of the registry of domains, and how a user's class or function becomes one."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ class DomainEntry:
     tasks: tuple[str, ...]
     summary: str
     task_field: str | None = None
-    """The setting that chooses the task; None: there is one task."""
+    """Setting that chooses the task; None: there is only one task."""
     revision: int = 1
-    """Raised when the same config starts to mean other worlds, metrics or references."""
+    """Revision, raised when worlds, metrics or references change under the same config."""
     files: tuple[str, ...] = ()
-    """Settings that name files of a user's."""
+    """Settings that are paths of a user's files."""
     recipes: str | None = None
-    """A module whose RECIPES has the domain's published settings by the domain's name; None: there are none."""
+    """Module whose RECIPES maps the domain's name to published settings; None: use the default recipes."""
 
     def content(self, config: Any) -> dict[str, str]:
-        """What stands for the files of a config in the identity of a run; folders, and other kinds, count by name."""
+        """Return checksums of a config's files for the identity of a run; folders and other files enter by name."""
         named = {name: getattr(config, name) for name in self.files}
-        return {name: found for name, path in named.items() if path and (found := checksum(path))}
+        return {name: digest for name, path in named.items() if path and (digest := checksum(path))}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoSettings:
-    """The settings of a domain that has none."""
+    """Settings of a domain without settings."""
 
 
 def as_entry(value: Any) -> DomainEntry:
-    """The entry that a package offers: a `DomainEntry`, or a class or function that makes the domain.
+    """Return the entry of an object that a package offers: a `DomainEntry`, or a class or function that makes a domain.
 
-    It takes nothing, or one argument whose annotation is a dataclass of settings.
+    The class or function takes no argument, or one whose annotation is a dataclass of settings.
     """
     if isinstance(value, DomainEntry):
         check_settings_class(value.config, "config")
@@ -60,7 +60,7 @@ def as_entry(value: Any) -> DomainEntry:
 
 @dataclass(frozen=True, slots=True)
 class WithoutSettings:
-    """Builds a domain that takes nothing."""
+    """Builds a domain whose class or function takes no argument."""
 
     maker: Callable[[], Any]
 
@@ -69,12 +69,12 @@ class WithoutSettings:
 
 
 def tasks_of(maker: Callable[..., Any]) -> tuple[str, ...]:
-    """The tasks that a domain's class names; a function's domain has one."""
+    """Return the tasks of a domain's class; the domain of a function has one task."""
     return tuple(maker.train_tasks) if isinstance(maker, type) and issubclass(maker, Domain) else Domain.train_tasks
 
 
 def settings_of(maker: Callable[..., Any]) -> type | None:
-    """The class of settings that a domain's class or function takes; None: it takes nothing."""
+    """Return the class of settings that a domain's class or function takes; None: it takes no argument."""
     takes = list(inspect.signature(maker).parameters.values())
     needed = [p for p in takes if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if len(needed) > 1:
@@ -84,7 +84,7 @@ def settings_of(maker: Callable[..., Any]) -> type | None:
         )
     try:
         hints = get_type_hints(maker.__init__ if isinstance(maker, type) else maker)
-    except Exception as error:  # names that only a type checker can see
+    except Exception as error:  # such as names imported for type checkers alone
         raise TypeError(f"{shown(maker)}: the annotations of its arguments cannot be read: {error}") from None
     kind = hints.get(takes[0].name) if takes else None
     if isinstance(kind, type) and is_dataclass(kind):
@@ -96,8 +96,7 @@ def settings_of(maker: Callable[..., Any]) -> type | None:
 
 
 def rebuilds(entry: DomainEntry, domain: Domain) -> bool:
-    """Whether the entry builds a domain like this one from the settings that the domain keeps as its `config`: its
-    class takes nothing else."""
+    """Whether the entry can rebuild this domain from its `config` alone, because its class takes no other argument."""
     kind, takes = type(domain), len(inspect.signature(type(domain)).parameters)
     if isinstance(entry.build, WithoutSettings):
         return entry.build.maker is kind and takes == 0
@@ -105,5 +104,5 @@ def rebuilds(entry: DomainEntry, domain: Domain) -> bool:
 
 
 def settings_held(domain: Domain) -> Any:
-    """The settings that a domain keeps as its `config`; None if it keeps none."""
+    """Return the settings that a domain keeps as its `config`; None if it has none."""
     return vars(domain).get("config")

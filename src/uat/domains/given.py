@@ -1,8 +1,8 @@
-"""Domains that are handed over as objects: what a run's config says of them, and how they are found again.
+"""Domains that are passed as objects: their description in a run's config, and how a run finds them again.
 
-A registered domain is known by its name, and one whose class can be imported and built from what the config says by
-its address, `python:module:Class`. Any other object is known by its class's name and a description; whoever opens its
-runs in another process hands the object in again.
+A config names a registered domain by its name. It names a domain by the address of its class, `python:module:Class`, if
+the class can be imported and built from the config. Any other object is described by its class and its settings; to
+open such a run in another process, pass the object again.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from uat.settings import check_fields
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectConfig:
-    """What a run's config says of a domain that was handed over as an object."""
+    """Description, in a run's config, of a domain that was passed as an object."""
 
     type: str = ""
-    """Module and name of its class."""
+    """Module and name of the domain's class."""
     task: str = "default"
-    """The task that it trains and evaluates."""
+    """Task that the domain trains and evaluates."""
     setting: str = "default"
-    """Its own account of what differs from its defaults."""
+    """The domain's own text of the settings that differ from its defaults."""
     spec: str = ""
-    """Its spec, as Python writes it."""
+    """`repr` of the domain's spec."""
     settings: str = ""
-    """Its `config`, as Python writes it, where that is a dataclass."""
+    """`repr` of the domain's `config`, if that is a dataclass."""
 
     def __post_init__(self) -> None:
         check_fields(self, "domain.")
 
 
 _OBJECTS: dict[ObjectConfig, Any] = {}
-"""What was handed over in this process. Of two objects with one description the latest counts."""
+"""Objects passed in this process. Of two objects with the same description, the later one is kept."""
 
 
 def remember(domain: Domain) -> tuple[str, ObjectConfig]:
-    """The name and the description under which an object is known in this process."""
+    """Keep an object for `recall`, and return its name and its description."""
     kind, settings = type(domain), settings_held(domain)
     described = ObjectConfig(
         type=f"{kind.__module__}:{kind.__qualname__}",
@@ -53,7 +53,7 @@ def remember(domain: Domain) -> tuple[str, ObjectConfig]:
 
 
 def recall(config: ObjectConfig) -> Any:
-    """The object of a description."""
+    """Return the object of a description."""
     if config not in _OBJECTS:
         raise ValueError(
             f"the domain of this run was an object of the class {config.type}: hand it in again (in Python domain=...)"

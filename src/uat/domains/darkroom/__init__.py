@@ -1,4 +1,4 @@
-"""A dark room: find a goal that is felt through rewards and hardly seen."""
+"""DarkRoom: find a goal that shows mostly through rewards."""
 
 from uat.domains.darkroom.domain import DarkRoom
 from uat.domains.darkroom.world import DarkRoomConfig

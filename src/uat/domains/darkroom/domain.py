@@ -1,4 +1,4 @@
-"""The dark room as a domain: what is trained, measured, and shown beside it.
+"""The DarkRoom domain: its splits, metrics and references.
 
 Axes: B episodes, T time, A actions, C cells of the agent, G cells of the goal.
 """
@@ -42,10 +42,10 @@ class DarkRoom(Domain):
         self._grids: dict[torch.device, Grid] = {}
 
     def simulator(self, split: Split, device: torch.device | str) -> DarkRoomSimulator:
-        """The same room for every split; splits differ by seed.
+        """Return the worlds of a split; all splits share the room and differ by seed.
 
-        To be judged, each episode comes from a world of its own, so that episodes are independent draws of the
-        same law: memory ends with an episode, so nothing else of the sequence could matter.
+        In validation and test each episode has a world of its own, so that episodes are independent draws of the same
+        distribution. Policies forget everything between episodes, so the rest of a goal sequence is not needed.
         """
         config = self.config if split == "train" else replace(self.config, num_worlds=MANY_WORLDS)
         return DarkRoomSimulator(config, device)
@@ -65,9 +65,10 @@ class DarkRoom(Domain):
         return {"ceiling": DarkRoomFilter(self.config), "random": UniformAgent(self.spec)}
 
     def _efficiency(self, position_BT: Tensor, goal_BT: Tensor, valid_BT: Tensor) -> Tensor:
-        """(B,) shortest path over moves made until first on the goal of the moment; the horizon if never.
+        """(B,) length of the shortest path over the number of moves until the agent first is on the current goal.
 
-        The cell before action t is the cell after t moves, and arriving with the last move counts as the horizon.
+        The cell before action t is the cell after t moves. The number of moves is the horizon if the agent never
+        arrives, or arrives with the last move.
         """
         arrived_BT = (position_BT == goal_BT) & valid_BT
         moves_B = torch.where(arrived_BT.any(1), arrived_BT.int().argmax(1), self.spec.steps)
@@ -75,14 +76,14 @@ class DarkRoom(Domain):
         return shortest_B / torch.maximum(moves_B, shortest_B)
 
     def _grid_on(self, device: torch.device) -> Grid:
-        """Brought there once: a host that brings it waits until the device has done all else."""
+        """Return the grid on a device, copied once: each copy would make the host wait for the device."""
         if device not in self._grids:
             self._grids[device] = self.grid.to(device)
         return self._grids[device]
 
 
 def _setting(config: DarkRoomConfig) -> str:
-    """The fields beside the schedule that are not at their defaults: "tie_break=row-first,size=8"."""
+    """Return the settings that are not at their defaults, without the schedule: "tie_break=row-first,size=8"."""
     changed = changed_fields(config)
     changed.pop("schedule", None)
     if "shift_steps" in changed:

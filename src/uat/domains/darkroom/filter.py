@@ -1,11 +1,11 @@
-"""The Bayes filter of the dark room: what the best-informed policy believes, and does.
+"""The Bayes filter of DarkRoom: the exact posterior of an agent that knows the generative model.
 
-It knows the generative model and sees what a policy sees. Its belief is exact: a table over (agent's cell, goal's
-cell), cut by the reward that the known action earned, moved by that action, and weighed by wall mask and cue. It
-plays the arg-max of its posterior over the expert's action and never acts in order to learn: a reference that a
-policy may pass by a little.
+The filter sees what a policy sees. Its belief is a table over (agent's cell, goal's cell): each step removes entries
+that contradict the reward, moves the rest by the action, and multiplies by the likelihood of wall mask and cue. The
+filter plays the arg-max of its posterior over the expert's action and never explores, so a policy may score slightly
+higher.
 
-Weights are integers times powers of two, and only powers of two are divided out. While they span less than 53 bits
+Weights are integers times powers of two, and are normalised by powers of two only. While they span less than 53 bits
 every sum is exact, so that a tie between actions is a tie in any batch and on any device.
 
 Axes: B streams, C cells of the agent, G cells of the goal, A actions, O wall mask.
@@ -29,7 +29,7 @@ REWARD_TOLERANCE = 1e-3
 
 @dataclass(slots=True, kw_only=True)
 class Belief(TensorFields):
-    """What each stream believes after its last step, up to a factor, and which step that was."""
+    """Belief of each stream after its last step, up to a factor, and the number of that step."""
 
     weight_BCG: Tensor
     t_B: Tensor
@@ -41,7 +41,7 @@ class Model(TensorFields):
 
     prior_CG: Tensor
     kernel_GG: Tensor
-    """Where the goal goes at a shift."""
+    """Transition probabilities of the goal at a shift."""
     shift_steps: Tensor
     next_AC: Tensor
     reward_ACG: Tensor
@@ -49,7 +49,7 @@ class Model(TensorFields):
     cue_2CG: Tensor
     """Likelihood of a silent and of a firing cue."""
     label_CGA: Tensor
-    """Law of the expert's action."""
+    """Distribution of the expert's action."""
 
     @classmethod
     def of(cls, config: DarkRoomConfig) -> Model:
@@ -57,7 +57,7 @@ class Model(TensorFields):
         fires_CG = CUE_CHANCE * (grid.distance_CG <= CUE_REACH).double()
         prior_G = schedule.prior(config.schedule, config.size)
         return cls(
-            prior_CG=prior_G * (1 - torch.eye(len(prior_G), dtype=torch.float64)),  # any start but the goal
+            prior_CG=prior_G * (1 - torch.eye(len(prior_G), dtype=torch.float64)),  # the agent never starts on the goal
             kernel_GG=schedule.kernel(config.schedule, config.size),
             shift_steps=torch.tensor(config.shift_steps, dtype=torch.long),
             next_AC=grid.next_AC,
@@ -69,7 +69,7 @@ class Model(TensorFields):
 
 
 class DarkRoomFilter(Agent[Belief]):
-    """An agent whose logits are the log-posterior of the expert's action; NaN after evidence that cannot be."""
+    """An agent whose logits are the log-posterior of the expert's action; NaN after impossible evidence."""
 
     def __init__(self, config: DarkRoomConfig) -> None:
         self.spec, self.model = config.spec, Model.of(config)
@@ -92,7 +92,7 @@ class DarkRoomFilter(Agent[Belief]):
         return (mass_BA / mass_BA.sum(1, keepdim=True)).log(), Belief(weight_BCG=weight_BCG, t_B=t_B)
 
     def _after_action(self, weight_BCG: Tensor, action_B: Tensor, reward_B: Tensor) -> Tensor:
-        """Keep what explains the reward, then move every cell's weight to where the action leads."""
+        """Remove entries that contradict the reward, then move every cell's weight along the action."""
         m, (streams, cells, _) = self.model, weight_BCG.shape
         explained_BCG = (m.reward_ACG[action_B] - reward_B[:, None, None]).abs() < REWARD_TOLERANCE
         weight_BCG = torch.where(explained_BCG, weight_BCG, 0.0)
@@ -101,7 +101,7 @@ class DarkRoomFilter(Agent[Belief]):
         return moved.index_add_(0, row_BC.flatten(), weight_BCG.flatten(0, 1)).view_as(weight_BCG)
 
     def _after_observation(self, weight_BCG: Tensor, obs_BO: Tensor) -> Tensor:
-        """Weigh by the wall mask and the cue; their sum comes out in [0.5, 1)."""
+        """Multiply by the likelihood of wall mask and cue, and scale the weights to a sum in [0.5, 1)."""
         walls_BO, cue_B = obs_BO[:, :-1], obs_BO[:, -1]
         fits_BC = (self.model.walls_CO == walls_BO[:, None]).all(-1)
         weight_BCG = weight_BCG * self.model.cue_2CG[(cue_B > 0.5).long()] * fits_BC[:, :, None]

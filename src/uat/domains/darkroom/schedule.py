@@ -1,9 +1,9 @@
-"""Where the goal is: drawn, for the simulator, and in law, for the Bayes filter.
+"""Goal schedules: draws of goals for the simulator, and their distribution for the Bayes filter.
 
-A stage is a place in a world's goal sequence. Gradual and cyclic goals move on with every episode, abrupt ones
-with every sixth. Any stage is reached at random access: nothing is carried from episode to episode.
+A stage is a position in a world's goal sequence. Gradual and cyclic goals move at every episode, abrupt ones at every
+sixth. Any stage is computed directly, without the episodes before it.
 
-Axes: B episodes, W worlds, N stages from the first on, K stages that are asked for, C or G cells (row * size + column).
+Axes: B episodes, W worlds, N stages from the first on, K requested stages, C or G cells (row * size + column).
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from uat.noise import integers
 Schedule = Literal["gradual", "abrupt", "cyclic"]
 
 EPISODES_PER_BLOCK = 6
-"""An abrupt goal lasts this many episodes."""
+"""Number of episodes that an abrupt goal lasts."""
 UNIT_MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
 
 
 def goals(
     schedule: Schedule, size: int, seed: int, world_B: Tensor, index_B: Tensor, shifts: int, worlds: int, furthest: int
 ) -> Tensor:
-    """(B, 1 + shifts) goal cells of the index-th episode of each world: at its start and after each shift in it.
+    """(B, 1 + shifts) goal cells of the index-th episode of each world: at its start and after each of its shifts.
 
-    worlds, furthest: how many worlds there are, and the largest index, known on the host. Where there are more episodes
-    than worlds, the sequence of each world is drawn once.
+    worlds, furthest: the number of worlds, and the largest index, known on the host. If there are more episodes than
+    worlds, the sequence of each world is drawn once.
     """
     stage_B = index_B // EPISODES_PER_BLOCK if schedule == "abrupt" else index_B
     stages = (furthest // EPISODES_PER_BLOCK if schedule == "abrupt" else furthest) + shifts
@@ -47,8 +47,8 @@ def goals(
 
 
 def prior(schedule: Schedule, size: int) -> Tensor:
-    """(G,) chance of each goal cell in any one episode, as integer weights."""
-    if schedule == "gradual":  # the walk starts in its stationary law: half weight at a wall, a quarter in a corner
+    """(G,) probability of each goal cell in an episode, as integer weights."""
+    if schedule == "gradual":  # the walk starts stationary: half weight at a wall, a quarter in a corner
         axis = torch.full((size,), 2.0, dtype=torch.float64)
         axis[[0, -1]] = 1.0
         return torch.outer(axis, axis).flatten()
@@ -58,7 +58,7 @@ def prior(schedule: Schedule, size: int) -> Tensor:
 
 
 def kernel(schedule: Schedule, size: int) -> Tensor:
-    """(G, G) chance that the goal moves from a cell to another at a shift, as integer weights with equal row sums."""
+    """(G, G) probability of each move of the goal at a shift, as integer weights with equal row sums."""
     if schedule == "gradual":
         cell_G = torch.arange(size**2)
         at_G2 = torch.stack([cell_G // size, cell_G % size], dim=-1)
@@ -72,13 +72,13 @@ def kernel(schedule: Schedule, size: int) -> Tensor:
 
 
 def waypoint_cells(size: int) -> Tensor:
-    """(4,) the cyclic goals, clockwise, size // 5 cells away from the walls: (2,2) (2,7) (7,7) (7,2) for size 10."""
+    """(4,) cyclic goals, clockwise, size // 5 cells away from the walls: (2,2) (2,7) (7,7) (7,2) for size 10."""
     near, far = size // 5, size - 1 - size // 5
     return torch.tensor([row * size + column for row, column in ((near, near), (near, far), (far, far), (far, near))])
 
 
 def _walk(size: int, seed: int, world_W: Tensor, stages: int) -> Tensor:
-    """(W, N) goals of a random walk between mirrors: the free walk, folded. The n-th move of a world never changes."""
+    """(W, N) goals of a random walk reflected at the walls. The n-th move of a world does not depend on `stages`."""
     start_W2 = integers(seed, "darkroom.goal.start", world_W, 2, below=2 * (size - 1))
     move_WN = integers(seed, "darkroom.goal.move", world_W, stages, below=len(UNIT_MOVES))
     moves = torch.tensor(UNIT_MOVES).to(world_W.device, non_blocking=True)

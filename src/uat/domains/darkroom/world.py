@@ -1,4 +1,4 @@
-"""The dark room: a grid, a hidden goal, and worlds that are a few table lookups per step.
+"""DarkRoom: a grid with a hidden goal; each step is a few table lookups.
 
 Order of events at step t: the goal moves (if t is a shift step), the agent observes, the expert labels, the agent
 acts; the reward is earned with the goal of step t. A shift at t therefore shows in observation and label t, while
@@ -34,25 +34,25 @@ CUE_CHANCE = 0.5
 COIN_CHANCE = 0.5
 MOST_SIDE = 1000
 BYTES_PER_PAIR = 150
-"""Of a cell and a goal, while the tables of a room are worked out."""
+"""Memory for each pair of a cell and a goal while the tables of a room are computed."""
 MANY_WORLDS = 2**40
-"""More worlds than anyone will play episodes."""
+"""A number of worlds greater than any number of episodes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DarkRoomConfig:
     schedule: Schedule = "gradual"
-    """How the goal moves from episode to episode: gradual, abrupt or cyclic."""
+    """Movement of the goal from episode to episode: gradual, abrupt or cyclic."""
     tie_break: TieBreak = "larger-axis"
-    """Which shortest path the expert takes: larger-axis, row-first or random."""
+    """Shortest path that the expert takes: larger-axis, row-first or random."""
     size: Annotated[int, Between(2, MOST_SIDE)] = 10
     """Cells along each side of the room."""
     horizon: Steps = 60
-    """Steps of one episode; none ends early."""
+    """Steps of one episode; no episode ends early."""
     num_worlds: Annotated[int, Between(1, MANY_WORLDS)] = 256
-    """Goal sequences that run side by side; episode id = index in its sequence * num_worlds + world."""
+    """Number of goal sequences; episode id = index in its sequence * num_worlds + world."""
     shift_steps: tuple[Steps, ...] = ()
-    """Steps inside an episode at which the goal moves on along its schedule."""
+    """Steps within an episode at which the goal moves along its schedule."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -67,21 +67,21 @@ class DarkRoomConfig:
 
 @dataclass(slots=True, kw_only=True)
 class Grid(TensorFields):
-    """All that can happen in a room, tabulated."""
+    """Tables of all transitions, rewards, expert actions and observations of a room."""
 
     next_AC: Tensor
-    """Cell after a move; walls clamp."""
+    """Cell after a move; a move into a wall stays."""
     reward_ACG: Tensor
     optimal_ACG: Tensor
     """True for the moves that reduce the distance, and for staying on the goal."""
     expert_2CG: Tensor
-    """The expert's action, twice; the two differ only where it tosses a coin between two optimal moves."""
+    """The expert's action for each side of its coin; they differ only where it chooses between two optimal moves."""
     walls_CO: Tensor
     """3x3 mask around the cell, row by row: 1 outside the room."""
     distance_CG: Tensor
     """Manhattan distance."""
     obs_2CGO: Tensor
-    """What is observed while the cue would be silent, and while it would fire: the wall mask, then the cue."""
+    """Observation (wall mask, then cue) while the cue is silent, and while it fires if the goal is near."""
 
     @classmethod
     def build(cls, size: int, tie_break: TieBreak) -> Self:
@@ -116,7 +116,7 @@ class Grid(TensorFields):
 
 
 def _expert(down_CG: Tensor, right_CG: Tensor, tie_break: TieBreak) -> Tensor:
-    """(2, C, G) the expert's action under either side of its coin."""
+    """(2, C, G) the expert's action for each side of its coin."""
     vertical_CG, horizontal_CG = torch.where(down_CG < 0, UP, DOWN), torch.where(right_CG < 0, LEFT, RIGHT)
     if tie_break == "larger-axis":
         goes_vertical = (down_CG.abs() >= right_CG.abs()).expand(2, -1, -1)
@@ -136,7 +136,7 @@ class World:
     fires_BT: Tensor
     """1 where the cue fires if the goal is near."""
     coin_BT: Tensor
-    """Which of two optimal moves the expert takes."""
+    """The expert's choice between two optimal moves, 0 or 1."""
     ended_B: Tensor
     """False everywhere: no episode ends before the horizon."""
     t: int = 0
@@ -153,7 +153,7 @@ class DarkRoomSimulator(Simulator[World]):
 
     def noise(self, episode_ids: Tensor, seed: int) -> Noise:
         c, ids_B = self.config, episode_ids.to(self.device, non_blocking=True)
-        furthest = int(episode_ids.max()) // c.num_worlds  # ids on the host cost no waiting
+        furthest = int(episode_ids.max()) // c.num_worlds  # no wait for the device if the ids are on the host
         world_B, index_B = ids_B % c.num_worlds, ids_B // c.num_worlds
         goal_BK = goals(c.schedule, c.size, seed, world_B, index_B, len(c.shift_steps), c.num_worlds, furthest)
         other_B = integers(seed, "darkroom.start", ids_B, 1, below=c.size**2 - 1)[:, 0]
@@ -183,13 +183,13 @@ class DarkRoomSimulator(Simulator[World]):
         return Transition(after, self._observe(after), reward_B, self.terminated(after))
 
     def goals(self, goal_BK: Tensor) -> Tensor:
-        """(B, T) the goal at each step; a view where it never moves."""
+        """(B, T) the goal at each step; a view if it never moves within an episode."""
         bounds = pairwise((0, *self.config.shift_steps, self.spec.steps))
         parts = [goal_BK[:, k, None].expand(-1, end - begin) for k, (begin, end) in enumerate(bounds)]
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
     def terminated(self, after: World) -> Tensor:
-        """The horizon is the end of the task, known from the start, and no cut."""
+        """(B,) whether the episode is over. The horizon is part of the task, so it terminates and does not truncate."""
         return ~after.ended_B if after.t == self.spec.steps else after.ended_B
 
     def facts(self, world: World) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""What is told of decision days afterwards, for looking at policies: their regime, and how much the market moved.
+"""Regime and volatility of each decision day, for the analysis of policies.
 
 Rows are those of the tables: the decision days of all markets, one market after the other.
 
@@ -20,18 +20,18 @@ from uat.domains.markets.tables import load
 from uat.domains.markets.world import MarketsConfig
 
 MONTH = 21
-"""Days over which volatility is measured."""
+"""Number of days over which volatility is measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Days:
     date_X: NDArray[np.datetime64]
     regime_X: NDArray[np.int64]
-    """By the paper's rules, as an index into REGIMES; UNKNOWN without enough days around it."""
+    """Regime by the paper's rules, as an index into REGIMES; UNKNOWN if too few days surround the day."""
     known_X: NDArray[np.int64]
-    """What the generator says; UNKNOWN in any other market."""
+    """True regime of generated markets; UNKNOWN in any other market."""
     volatility_X: NDArray[np.float64]
-    """Deviation of the market's log returns over the last month; NaN before there is one."""
+    """Standard deviation of the market's log returns over the last month; NaN in the first month."""
 
 
 def days_of(config: MarketsConfig) -> Days:
@@ -47,7 +47,10 @@ def days_of(config: MarketsConfig) -> Days:
 
 
 def _labels(market: Market, lag: int) -> NDArray[np.int64]:
-    """Relative k leads from the close of decision day k + lag to the next: prices up to a factor, which is enough."""
+    """Return the regime of each day from prices up to a constant factor.
+
+    Relative k is the ratio of the next close to the close of decision day k + lag.
+    """
     price_TN = np.concatenate([np.ones_like(market.relative_TN[:1]), market.relative_TN.cumprod(0)])
     label_T = np.full(len(market.date_T), UNKNOWN)
     label_T[lag:] = label(price_TN)[: len(label_T) - lag]
@@ -55,13 +58,13 @@ def _labels(market: Market, lag: int) -> NDArray[np.int64]:
 
 
 def _volatility(market: Market, lag: int) -> NDArray[np.float64]:
-    found_T = np.full(len(market.date_T), np.nan)
+    volatility_T = np.full(len(market.date_T), np.nan)
     log_T = np.log(market.relative_TN.mean(1))  # the k-th ends on decision day k + 1 + lag
     if len(log_T) >= MONTH:
         last_T = sliding_window_view(log_T, MONTH).std(-1, ddof=1)
         first = MONTH + lag
-        found_T[first:] = last_T[: max(len(found_T) - first, 0)]
-    return found_T
+        volatility_T[first:] = last_T[: max(len(volatility_T) - first, 0)]
+    return volatility_T
 
 
 def _known(market: Market, config: MarketsConfig) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""Markets as a domain: one policy for all of them, judged by the last decision of every window.
+"""The markets domain: one policy for all markets, scored by the last decision of every window.
 
 Axes: B windows, T time, A cash and assets, E windows in the order of time.
 """
@@ -26,18 +26,18 @@ PERFORMANCE: dict[str, tuple[str, bool, Callable[[Tensor], Tensor]]] = {
     "volatility": ("Volatility", False, volatility),
     "max_drawdown": ("Max drawdown", False, max_drawdown),
 }
-"""What a series of returns is worth: label, whether more is better, and how it is worked out."""
+"""Performance measure -> its label, whether higher is better, and the function that computes it from returns."""
 
 
 class Markets(Domain):
-    """Weights over cash and the assets of one of several markets, a day at a time."""
+    """Portfolios: weights over cash and the assets of one of several markets, chosen each day."""
 
     name = "markets"
     train_tasks = ("joint",)
     rivals = ("equal-weight",)
-    """Who a method must beat to be worth its effort."""
+    """The reference that a method must beat to be useful."""
     block = 10.0
-    """Episodes follow each other in time: the mean length of the blocks in which they are resampled."""
+    """Mean length of the blocks in which episodes are resampled, since they follow each other in time."""
 
     def __init__(self, config: MarketsConfig) -> None:
         self.config = config
@@ -57,7 +57,7 @@ class Markets(Domain):
         return MarketsSimulator(self.config, split, device)
 
     def measure(self, trajectory: Trajectory) -> dict[str, Tensor]:
-        """What the last decision of each window earned and traded, and in which market."""
+        """Return the return and the turnover of the last decision of each window, and its market."""
         row_B, last_B = torch.arange(len(trajectory.valid), device=trajectory.valid.device), trajectory.valid.sum(1) - 1
         held_BA, wanted_BA = trajectory.facts["held"][row_B, last_B], trajectory.action[row_B, last_B]
         return {
@@ -67,18 +67,18 @@ class Markets(Domain):
         }
 
     def summarise(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Per metric, values whose mean it is: from what `measure` gave of episodes in the order of time."""
+        """Return, for each metric, values whose mean is the metric, given `measure` of episodes in order of time."""
         by_market: list[dict[str, Tensor]] = []
         for m in range(len(self.markets)):
             own_E = values["market"] == m
             return_E = values["return"][own_E].double()
-            found = {name: f(return_E) for name, (_, _, f) in PERFORMANCE.items()}
-            by_market.append({**found, "turnover": values["turnover"][own_E].double()})
-        joint = {name: _mean_of_means([found[name] for found in by_market]) for name in by_market[0]}
+            own = {name: f(return_E) for name, (_, _, f) in PERFORMANCE.items()}
+            by_market.append({**own, "turnover": values["turnover"][own_E].double()})
+        joint = {name: _mean_of_means([own[name] for own in by_market]) for name in by_market[0]}
         single = {
             f"{name}_{market}": value
-            for market, found in zip(self.markets, by_market, strict=True)
-            for name, value in found.items()
+            for market, own in zip(self.markets, by_market, strict=True)
+            for name, value in own.items()
         }
         return {**joint, **single}
 
@@ -91,7 +91,7 @@ class Markets(Domain):
 
 
 class EqualWeight(Agent[None]):
-    """The same weight for every asset that may be held, with or without cash among them."""
+    """Equal weights over all tradable assets, with or without cash."""
 
     def __init__(self, spec: Spec, *, cash: bool) -> None:
         self.spec, self.cash = spec, cash
@@ -103,13 +103,13 @@ class EqualWeight(Agent[None]):
         assert step.allowed is not None
         logits_BA = torch.zeros(step.allowed.shape, device=step.allowed.device).masked_fill(~step.allowed, -torch.inf)
         if not self.cash:
-            nothing_else_B = ~step.allowed[:, 1:].any(1)
-            logits_BA[:, 0] = torch.where(nothing_else_B, 0.0, -torch.inf)
+            cash_only_B = ~step.allowed[:, 1:].any(1)
+            logits_BA[:, 0] = torch.where(cash_only_B, 0.0, -torch.inf)
         return logits_BA, None
 
 
 class BuyAndHold(Agent["Tensor | None"]):
-    """The same money in every asset on the first day that counts, and nothing traded since."""
+    """Equal money in every asset on the first scored day, without any trade after it."""
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
@@ -118,29 +118,29 @@ class BuyAndHold(Agent["Tensor | None"]):
         return None
 
     def look(self, state: Tensor | None, facts: dict[str, Tensor]) -> Tensor:
-        """What each asset has become since; cash was never held."""
+        """Return the logarithm of each asset's growth since the first scored day; the policy never holds cash."""
         return facts["grown"].log()
 
     def step(self, state: Tensor | None, step: Step) -> tuple[Tensor, None]:
         assert step.allowed is not None
         assert state is not None
         logits_BA = state.masked_fill(~step.allowed, -torch.inf)
-        nothing_else_B = ~step.allowed[:, 1:].any(1)
-        cash_B = torch.where(nothing_else_B, 0.0, -torch.inf)
+        cash_only_B = ~step.allowed[:, 1:].any(1)
+        cash_B = torch.where(cash_only_B, 0.0, -torch.inf)
         return torch.cat([cash_B[:, None], logits_BA[:, 1:]], dim=1), None
 
 
 def _metrics(markets: tuple[str, ...]) -> tuple[Metric, ...]:
-    """Each averaged over the markets, then for every market."""
-    found = [*((name, label, up) for name, (label, up, _) in PERFORMANCE.items()), ("turnover", "Turnover", False)]
+    """Return the metrics averaged over all markets, then those of each market."""
+    measures = [*((name, label, up) for name, (label, up, _) in PERFORMANCE.items()), ("turnover", "Turnover", False)]
     return tuple(
         Metric(name=f"{name}{f'_{market}' if market else ''}", label=f"{label} {market}".strip(), higher_is_better=up)
         for market in ("", *markets)
-        for name, label, up in found
+        for name, label, up in measures
     )
 
 
 def _mean_of_means(parts: list[Tensor]) -> Tensor:
-    """All values in one row, weighted so that its mean is the mean of the parts' means."""
+    """Return all values in one row, weighted so that its mean is the mean of the parts' means."""
     total = sum(len(part) for part in parts)
     return torch.cat([part * (total / (len(parts) * max(len(part), 1))) for part in parts])

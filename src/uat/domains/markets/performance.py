@@ -1,11 +1,11 @@
-"""What a series of daily returns is worth, as values per day whose mean is the number and whose spread its uncertainty.
+"""Performance of a series of daily returns, as one value per day whose mean is the measure.
 
-Sharpe ratio, growth, volatility and drawdown are no means over days. Each is therefore told as
+Sharpe ratio, growth, volatility and drawdown are not means over days. Each is therefore given as
 
-  z_t = number + how far day t moves it      (the influence of the day; these sum to zero)
+  z_t = measure + influence of day t      (the influences sum to zero)
 
-so that means, deviations between seeds and intervals are taken as for any other metric. The interval of such a mean is
-the delta method's. Returns that follow each other in time are not independent: see `block` in the domain.
+so that means, deviations between seeds and intervals are computed as for any other metric. The interval of such a mean
+is that of the delta method. Returns that follow each other in time are not independent: see `block` in the domain.
 
 Axes: E days in the order of time.
 """
@@ -23,7 +23,7 @@ NEARLY_NOTHING = 1e-12
 
 
 def sharpe(return_E: Tensor) -> Tensor:
-    """Annualised mean over deviation (of the sample); 0 for returns that never vary."""
+    """Annualised mean over sample standard deviation; 0 for constant returns."""
     centred_E, variance, root = _moments(return_E)
     deviation = (variance * _sample(return_E)).sqrt()
     ratio = root * return_E.mean() / deviation.clamp_min(NEARLY_NOTHING)
@@ -33,28 +33,28 @@ def sharpe(return_E: Tensor) -> Tensor:
 
 
 def volatility(return_E: Tensor) -> Tensor:
-    """Annualised deviation of the sample."""
+    """Annualised sample standard deviation."""
     centred_E, variance, root = _moments(return_E)
     value = root * (variance * _sample(return_E)).sqrt()
     return value + value * (centred_E.square() - variance) / (2 * variance.clamp_min(NEARLY_NOTHING**2))
 
 
 def cagr(return_E: Tensor) -> Tensor:
-    """wealth^(252 / days) - 1."""
+    """Annual growth: wealth^(252 / days) - 1."""
     yearly_E = DAYS * torch.log1p(return_E)
     growth = yearly_E.mean()
     return torch.expm1(growth) + growth.exp() * (yearly_E - growth)
 
 
 def max_drawdown(return_E: Tensor) -> Tensor:
-    """Largest fall of wealth from a peak, as a share of it. Its days are those between that peak and its low."""
+    """Largest fall of wealth from a peak, as a share of the peak; its days are those from that peak to the low."""
     log_E = torch.log1p(return_E)
     wealth_E = torch.cat([log_E.new_zeros(1), log_E.cumsum(0)])
     low = int((wealth_E.cummax(0).values - wealth_E).argmax())
     peak = int(wealth_E[: low + 1].argmax())
     fallen = wealth_E[peak] - wealth_E[low]
     day_E = torch.arange(len(return_E), device=return_E.device)
-    share_E = -log_E * ((day_E >= peak) & (day_E < low)) * len(return_E)  # their mean is the fall
+    share_E = -log_E * ((day_E >= peak) & (day_E < low)) * len(return_E)  # the mean of these is the fall
     return -torch.expm1(-fallen) + (-fallen).exp() * (share_E - fallen)
 
 
@@ -64,5 +64,5 @@ def _moments(return_E: Tensor) -> tuple[Tensor, Tensor, float]:
 
 
 def _sample(return_E: Tensor) -> float:
-    """From the variance of these days to the estimate for all."""
+    """Return the factor from the variance of these days to the unbiased estimate."""
     return len(return_E) / max(len(return_E) - 1, 1)

@@ -1,6 +1,6 @@
-"""All markets of a run as tables that a simulator looks up: one row per decision day, markets one after the other.
+"""All markets of a run as lookup tables of the simulator: one row per decision day, one market after the other.
 
-Assets are padded to one number, and cash stands before them.
+Markets are padded to the same number of assets, and cash is the first column.
 
 Axes: X decision days of all markets, M markets, N assets, F indicators, A cash and assets, W windows.
 """
@@ -31,49 +31,49 @@ Suspensions = Literal["common", "mask"]
 
 @dataclass(slots=True, kw_only=True)
 class Tables(TensorFields):
-    """What is seen, paid, allowed and best in hindsight."""
+    """Observations, returns, allowed assets and hindsight labels of all decision days."""
 
     feature_XNF: Tensor
     relative_XA: Tensor
-    """What one unit of money becomes by the next close; 1 for cash."""
+    """Value of one unit of money at the next close; 1 for cash."""
     allowed_XA: Tensor
     target_XA: Tensor
-    """The hindsight label: softmax((relative - 1) / temperature) over what is allowed, cash at 0."""
+    """Hindsight label: softmax((relative - 1) / temperature) over cash, whose logit is 0, and the allowed assets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Windows:
-    """The windows of a split in the order of time, the markets taking turns."""
+    """Windows of a split in order of time, with the markets taking turns."""
 
     market_W: Tensor
     start_W: Tensor
     """The window's first row in the tables."""
     counts: tuple[int, ...]
-    """Windows of each market."""
+    """Number of windows of each market."""
 
 
 def names(data: str) -> tuple[str, ...]:
-    """What the markets are called, before any is read."""
+    """Return the names of the markets without reading them."""
     if prepared.is_prepared(data):
         return prepared.names(Path(data))
     return tuple(file.stem for file in market_files(Path(data))) if data else tuple(SIZES)
 
 
 BYTES_PER_BAR = 400
-"""While the features of generated bars are worked out."""
+"""Memory for each generated bar while its features are computed."""
 
 
 @lru_cache(maxsize=8)
 def load(data: str, suspensions: Suspensions, days: int, protocol: Protocol) -> tuple[Market, ...]:
-    """The markets of a file or folder; the embedded ones if it is not named. Kept, since every run asks again.
+    """Return the markets of a file or folder, or the embedded ones if `data` is empty; cached for further runs.
 
-    days: how many of the latest days count; 0: all.
+    days: use only the latest `days` days; 0: all.
     """
     if not data:
-        return tuple(prepare(name, align(own, suspensions), protocol) for name, own in _embedded(days).items())
+        return tuple(prepare(name, align(bars, suspensions), protocol) for name, bars in _embedded(days).items())
     markets = []
-    for name, own in read(data).items():
-        kept = own.take(np.isin(own.date, np.unique(own.date)[-days:])) if days else own
+    for name, bars in read(data).items():
+        kept = bars.take(np.isin(bars.date, np.unique(bars.date)[-days:])) if days else bars
         try:
             markets.append(prepare(name, align(kept, suspensions), protocol))
         except ValueError as error:
@@ -82,7 +82,7 @@ def load(data: str, suspensions: Suspensions, days: int, protocol: Protocol) -> 
 
 
 def read(data: str) -> dict[str, Bars]:
-    """The bars of every market of a file or folder, checked."""
+    """Return the checked bars of every market of a file or folder."""
     if prepared.is_prepared(data):
         return prepared.read(Path(data))
     need("polars", "data", "reading market files")
@@ -138,11 +138,11 @@ def windows(markets: tuple[Market, ...], split: str, protocol: Protocol) -> Wind
 
 
 def grown(markets: tuple[Market, ...], relative_XA: Tensor, split: str, protocol: Protocol) -> Tensor:
-    """(X, A) what one unit in cash and each asset has become since the first day that the split is judged on."""
-    found, begin = torch.ones_like(relative_XA), 0
+    """(X, A) growth of one unit of cash and of each asset since the first scored day of the split."""
+    grown_XA, begin = torch.ones_like(relative_XA), 0
     for market in markets:
         part, end = market.splits[split], begin + len(market.date_T)
         first = begin + part.start + protocol.window - 1
-        found[first + 1 : end] = relative_XA[first : end - 1].double().cumprod(0).to(found.dtype)
+        grown_XA[first + 1 : end] = relative_XA[first : end - 1].double().cumprod(0).to(grown_XA.dtype)
         begin = end
-    return found
+    return grown_XA

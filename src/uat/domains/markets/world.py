@@ -1,15 +1,15 @@
-"""Windows of markets as worlds: B windows at once, each step a few table lookups.
+"""Markets as worlds: B windows at once; each step is a few table lookups.
 
-Order of events at step t: the indicators of day t are seen, weights over cash and assets are chosen, and by the next
-close they have earned `weights · relative - 1`, less the cost of what had to be traded to get there from the drifted
-weights of the day before. A window starts in cash.
+Order of events at step t: the agent observes the indicators of day t and chooses weights over cash and assets. By the
+next close these earn `weights · relative - 1`, minus the cost of the trades that lead to them from the drifted weights
+of the day before. A window starts in cash.
 
-In training an episode is a window drawn at random, and the markets take turns, so that a batch holds as many windows
-of each. Validation and test hold every window once, in the order of time; there the seed means nothing.
+In training an episode is a random window, and the markets take turns, so that a batch holds equally many windows of
+each. Validation and test hold every window once, in order of time, whatever the seed.
 
 Differences from the paper
   1. the last 15 % of the training segment, after an embargo of one window, are for validation; means and deviations
-     are those of the days before      test_no_window_of_training_comes_within_a_window_of_validation
+     come from the days before them      test_no_window_of_training_comes_within_a_window_of_validation
   2. weights are a softmax masked to cash and the market's own assets, in training as in evaluation; the paper
      renormalises afterwards      test_weights_lie_on_cash_and_the_markets_own_assets
   3. an asset that cannot be traded (suspensions="mask") is masked out for the day, as if it could be sold at its last
@@ -43,31 +43,31 @@ class MarketsConfig:
     data: str = ""
     """A file or folder of daily bars, one file per market, or a prepared .npz; empty: the embedded generator."""
     suspensions: Suspensions = "common"
-    """Days on which some asset has no bar: drop them (common), or mask the asset (mask)."""
+    """Handling of days on which an asset has no bar: drop the day (common), or mask the asset (mask)."""
     days: Annotated[int, Between(0, MOST_STEPS)] = 0
-    """How many days of each market count: the latest of a file, the first of the generator; 0: all."""
+    """Number of days of each market to use: the latest of a file, the first of the generator; 0: all."""
     max_assets: Width = 45
-    """Assets to which every market is padded."""
+    """Number of assets to which every market is padded."""
     horizon: Steps = 60
     """Days of one window."""
     temperature: Scale = 0.02
-    """How soft the hindsight labels are: softmax((relative - 1) / temperature)."""
+    """Temperature of the hindsight labels: softmax((relative - 1) / temperature)."""
     reward_scale: Scale = 50.0
-    """Daily returns reach a policy multiplied by this."""
+    """Factor on the daily returns that policies see."""
     cost: Decay = 0.0
-    """What trading costs, per unit of money traded in assets."""
+    """Cost of trading, per unit of money traded in assets."""
     execution_lag: Delay = 0
-    """Days between a decision and the close at which it is traded; what it earns is told as much later."""
+    """Days between a decision and the close at which it is traded; its return arrives later by the same number."""
     train_share: Inner = 0.8
-    """The training segment's share of the decision days; the rest is test."""
+    """Share of the decision days in the training segment; the rest is for testing."""
     validation_share: Inner = 0.15
-    """Which share of the training segment, at its end, is for validation."""
+    """Share of the training segment, at its end, that is for validation."""
     test_from: str = ""
-    """The first day that is test, YYYY-MM-DD; empty: the training segment's share decides."""
+    """First day of the test segment, YYYY-MM-DD; empty: `train_share` decides."""
 
     def __post_init__(self) -> None:
         check_fields(self)
-        _ = self.protocol  # it checks its own
+        _ = self.protocol  # its creation checks the fields
 
     @property
     def protocol(self) -> Protocol:
@@ -92,7 +92,7 @@ class MarketsConfig:
 
     @property
     def setting(self) -> str:
-        """The fields that are not at their defaults: "cost=0.001,days=400"; data by their name, wherever they lie."""
+        """Return the settings that are not at their defaults: "cost=0.001,days=400"; data by file name alone."""
         changed = changed_fields(self)
         if self.data:
             changed["data"] = Path(self.data).stem
@@ -105,7 +105,7 @@ class World:
     start_B: Tensor
     """The window's first row in the tables."""
     held_BA: Tensor
-    """What the weights of the day before have become."""
+    """Weights of the day before, after their drift."""
     ended_B: Tensor
     """False everywhere: no window ends before the horizon."""
     t: int = 0
@@ -119,12 +119,10 @@ class MarketsSimulator(Simulator[World]):
         self.spec = config.spec
         markets = load(config.data, config.suspensions, config.days, config.protocol)
         self.tables: Tables = build(markets, config.max_assets, config.temperature).to(device)
-        found = windows(markets, split, config.protocol)
-        self.windows = Windows(
-            market_W=found.market_W.to(device), start_W=found.start_W.to(device), counts=found.counts
-        )
-        self.count_M = torch.tensor(found.counts, device=device)
-        by_market = torch.stack([found.start_W[found.market_W == m][0] for m in range(len(markets))])
+        host = windows(markets, split, config.protocol)
+        self.windows = Windows(market_W=host.market_W.to(device), start_W=host.start_W.to(device), counts=host.counts)
+        self.count_M = torch.tensor(host.counts, device=device)
+        by_market = torch.stack([host.start_W[host.market_W == m][0] for m in range(len(markets))])
         self.first_M = by_market.to(device)
         self.grown_XA = grown(markets, self.tables.relative_XA, split, config.protocol)
 
@@ -157,7 +155,7 @@ class MarketsSimulator(Simulator[World]):
         worth_B = become_BA.sum(-1)
         reward_B = (action * (relative_BA - 1)).sum(-1) - self.config.cost * traded(world.held_BA, action)
         after = replace(world, held_BA=become_BA / worth_B[:, None], t=world.t + 1)
-        seen = min(after.t, self.spec.steps - 1)  # nothing is decided after the last day
+        seen = min(after.t, self.spec.steps - 1)  # there is no decision after the last day
         terminated_B = ~world.ended_B if after.t == self.spec.steps else world.ended_B
         return Transition(after, self.tables.feature_XNF[world.start_B + seen], reward_B, terminated_B)
 
@@ -172,5 +170,5 @@ class MarketsSimulator(Simulator[World]):
 
 
 def traded(held_BA: Tensor, wanted_BA: Tensor) -> Tensor:
-    """Money that changes hands in assets, as a share of the portfolio; cash is what is left."""
+    """Return the money traded in assets, as a share of the portfolio; cash is not counted."""
     return (wanted_BA - held_BA)[..., 1:].abs().sum(-1)

@@ -1,4 +1,4 @@
-"""Recommendation with delayed feedback: which group of genres a user wants is felt through rewards alone."""
+"""Recommendation with delayed feedback: which group of genres a user wants shows in rewards alone."""
 
 from uat.domains.movielens.domain import MovieLens
 from uat.domains.movielens.episodes import MovieLensConfig

@@ -1,4 +1,4 @@
-"""Recommendation with delayed feedback as a domain: what is trained, measured, and shown beside it.
+"""The MovieLens domain, recommendation with delayed feedback: its splits, metrics and references.
 
 Axes: B episodes.
 """
@@ -11,17 +11,17 @@ from torch import Tensor
 from uat.contracts import Reader
 from uat.domains.domain import Domain, Split
 from uat.domains.movielens.episodes import Episodes, MovieLensConfig, windows_of
-from uat.domains.movielens.references import Believer, filtered, ignorant, indifferent, told
+from uat.domains.movielens.references import Believer, every_item, every_regime, filtered, true_regime
 from uat.domains.movielens.regime import Catalogue, RegimeLaw
 from uat.episode import Trajectory
 from uat.metrics import Metric
 
 REGIMES = ("action", "comedy", "drama", "thriller")
-"""The groups of genres by the first of each; see `uat.data.movielens.genres`."""
+"""Groups of genres, each named after its first genre; see `uat.data.movielens.genres`."""
 
 
 class MovieLens(Domain):
-    """Which item a user wants next depends on a hidden group of genres, felt through late rewards alone."""
+    """Recommendation: which item a user wants next depends on a hidden group of genres that only late rewards show."""
 
     name = "movielens"
     train_tasks = ("movielens",)
@@ -38,7 +38,7 @@ class MovieLens(Domain):
         self.task = "movielens"
         self.setting = config.setting
         self.block = float(config.draws)
-        """Episodes of one window follow each other, and are resampled together."""
+        """Episodes of one window have consecutive ids and are resampled together."""
 
     @property
     def episodes(self) -> dict[str, int]:
@@ -50,7 +50,7 @@ class MovieLens(Domain):
         return Episodes(self.config, self.log, split, device)
 
     def measure(self, trajectory: Trajectory) -> dict[str, Tensor]:
-        """What the answers at the last step were worth; a regime's hit rate is NaN where another one is active."""
+        """Return the scores of the answers at the last step; a regime's hit rate is NaN where another is active."""
         facts, regime_B = trajectory.facts, trajectory.facts["regime"][:, -1]
         by_regime = {
             f"hr@10_{name}": torch.where(regime_B == r, facts["hr@10"], torch.nan) for r, name in enumerate(REGIMES)
@@ -58,13 +58,14 @@ class MovieLens(Domain):
         return {m.name: facts[m.name] for m in self.metrics if m.name not in by_regime} | by_regime
 
     def references(self) -> dict[str, Reader]:
-        """The ceiling is exact, since no action changes what is learnt; who sees no feedback reaches "no-feedback"."""
+        """Return the references. The ceiling is exact, since actions reveal nothing; "no-feedback" is the ceiling
+        without feedback."""
         law = RegimeLaw()
         catalogue = Catalogue.of(torch.from_numpy(self.log.group_I), law.num_groups)
         beliefs = {
             "ceiling": filtered(law, self.config.delay),
-            "no-feedback": indifferent,
-            "expert": told,
-            "random": ignorant,
+            "no-feedback": every_regime,
+            "expert": true_regime,
+            "random": every_item,
         }
         return {name: Believer(catalogue, belief) for name, belief in beliefs.items()}

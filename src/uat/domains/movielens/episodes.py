@@ -1,20 +1,20 @@
-"""Windows of a log with everything simulated on top of them: episodes that no policy changes.
+"""Episodes of MovieLens: windows of a log with simulated regimes, rewards and targets, which no policy changes.
 
-The action of an episode is the logged item, as the paper's feedback has it; what a policy recommends is asked at the
-last step, and changes nothing. The interaction t is complete when the decision at t is made, so that the spec's reward
-lag is the delay itself: 0 shows the reward of the latest interaction.
+The action of an episode is the logged item, as in the paper. A policy is scored by its recommendation at the last step,
+which changes nothing. Interaction t is complete when the decision at t is made, so the spec's reward lag is the delay
+itself: 0 shows the reward of the latest interaction.
 
-In training an episode is a window drawn at random, with a regime and targets of its own: no two epochs ask the same.
-Validation and test hold the newest window of each of their users under a fixed number of regime schedules, and the
-questions are the same for every method, seed and machine.
+In training an episode is a random window with a regime and targets of its own, drawn again in every epoch. Validation
+and test hold the newest window of each of their users under a fixed number of regime schedules; their targets are the
+same for every method, seed and machine.
 
 Differences from the paper
-  1. several windows of a user serve training where users are few    test_the_newest_windows_come_first
-  2. regimes and targets of training are drawn afresh                test_training_asks_anew_and_test_asks_the_same
+  1. training uses several windows per user if there are few users    test_the_newest_windows_come_first
+  2. each epoch of training draws new regimes and targets            test_training_asks_anew_and_test_asks_the_same
   3. target and negatives are averaged analytically, over several
-     schedules; the single draw of the paper stands beside           test_the_filter_is_measured_as_its_reference
+     schedules; the paper's single draw is also a metric           test_the_filter_is_measured_as_its_reference
 
-Axes: B episodes, T time, I items, K candidates, W windows, R some of the episodes.
+Axes: B episodes, T time, I items, K candidates, W windows, R a part of the episodes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from uat.settings import MOST_COUNT, Between, Count, Delay, Steps, changed_field
 from uat.spec import Discrete, Items, Spec
 
 AT_ONCE = 1 << 22
-"""Scores that may exist at one time when all items are ranked."""
+"""Maximum number of scores in memory while all items are ranked."""
 
 
 Draws = Annotated[int, Between(1, 10_000)]
@@ -47,7 +47,7 @@ Draws = Annotated[int, Between(1, 10_000)]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MovieLensConfig:
     path: str = ""
-    """Folder with MovieLens files, or a file that `uat data prepare` made of one; empty: the synthetic catalogue."""
+    """Folder of MovieLens files, or a file written by `uat data prepare`; empty: the synthetic catalogue."""
     users: Annotated[int, Between(10, MOST_COUNT)] = 2000
     """Users of the synthetic catalogue, before the filters."""
     items: Annotated[int, Between(300, MOST_COUNT)] = 1000
@@ -55,21 +55,21 @@ class MovieLensConfig:
     horizon: Steps = 50
     """Steps of one episode."""
     delay: Delay = 1
-    """Steps that a reward comes late; 0 shows the reward of the latest interaction."""
+    """Steps by which rewards are late; 0 shows the reward of the latest interaction."""
     most_per_user: Count = 12
-    """Windows of one training user; validation and test take the newest one."""
+    """Maximum number of windows per training user; validation and test take only the newest one."""
     limit: Annotated[int, Between(10, MOST_COUNT)] = 20_000
-    """Most windows of all splits together."""
+    """Maximum number of windows of all splits together."""
     negatives: Count = 99
-    """Items that a target is ranked against."""
+    """Number of items against which a target is ranked."""
     draws: Draws = 20
-    """Regime schedules under which each test window is asked."""
+    """Regime schedules per test window."""
     validation_draws: Draws = 4
-    """Regime schedules under which each validation window is asked."""
+    """Regime schedules per validation window."""
 
     def __post_init__(self) -> None:
         check_fields(self)
-        _ = self.catalogue  # it checks its own
+        _ = self.catalogue  # its creation checks the fields
 
     @property
     def catalogue(self) -> SyntheticConfig:
@@ -77,14 +77,14 @@ class MovieLensConfig:
 
     @property
     def setting(self) -> str:
-        """The fields that are not at their defaults: "delay=3"; data by their name, wherever they lie."""
+        """Return the settings that are not at their defaults: "delay=3"; data by file name without the folder."""
         changed = changed_fields(self)
         if self.path:
             changed["path"] = Path(self.path).stem
         return ",".join(f"{name}={value}" for name, value in changed.items()) or "default"
 
     def log(self) -> Log:
-        """Kept, since every run asks again; a file that has changed is read again."""
+        """Return the log. It is cached for further runs; a file that has changed is read again."""
         path = Path(self.path)
         return _log(self.path, self.catalogue, path.stat().st_mtime_ns if self.path and path.exists() else 0)
 
@@ -98,7 +98,7 @@ def _log(path: str, catalogue: SyntheticConfig, changed: int) -> Log:
 
 
 class Episodes(Recording):
-    """The episodes of one split: a `Recording`."""
+    """The episodes of one split."""
 
     def __init__(self, config: MovieLensConfig, log: Log, split: Split, device: torch.device | str = "cpu") -> None:
         self.config, self.split, self.device = config, split, device
@@ -106,20 +106,20 @@ class Episodes(Recording):
         self.catalogue = Catalogue.of(torch.from_numpy(log.group_I), self.law.num_groups).to(device)
         self.windows = windows_of(config, log, split).to(device)
         self.draws = {"train": 0, "validation": config.validation_draws, "test": config.draws}[split]
-        """Episodes of each window; 0: without end."""
+        """Episodes per window; 0: unlimited."""
         self.rankings = {
             "": Ranking.sampled(log.num_items, config.negatives).to(device),
             "full_": Ranking.full(log.num_items).to(device),
         }
 
     def __len__(self) -> int:
-        """How many episodes there are; in training, windows to draw from."""
+        """Return the number of episodes; in training, of the windows to draw from."""
         return len(self.windows.user_W) * max(1, self.draws)
 
     def noise(self, episode_ids: Tensor, seed: int) -> Noise:
-        """Window, regime, targets and, where episodes are judged, the negatives of the last step.
+        """Draw window, regime and targets and, in validation and test, the negatives of the last step.
 
-        Validation and test go through their windows, each under all of its schedules before the next.
+        Validation and test go through their windows in order, each under all of its schedules before the next.
         """
         ids_B = episode_ids.to(self.device, non_blocking=True)
         if self.split == "train":
@@ -151,8 +151,10 @@ class Episodes(Recording):
         )
 
     def judged(self, trajectory: Trajectory, noise: Noise, answers: Answers) -> Trajectory:
-        """Facts by the names of metrics: plain ones are averages over all targets of the regime and all draws of
-        negatives, "full_" ranks against every item, "drawn_" is one draw of target and negatives, as in the paper.
+        """Add facts by the names of metrics.
+
+        Plain names are averages over all targets of the regime and all draws of negatives; "full_" ranks against every
+        item; "drawn_" uses one draw of target and negatives, as in the paper.
         """
         regime_B, target_B1 = trajectory.facts["regime"][:, -1], trajectory.required_target[:, -1:]
         parts: list[dict[str, Tensor]] = []
@@ -162,10 +164,10 @@ class Episodes(Recording):
             wanted_RI = self.catalogue.group_I == regime_B[episodes, None]
             place = ranks(answers.every(episodes), wanted_RI)
             parts.append({p + name: x for p, r in self.rankings.items() for name, x in r.expected(place).items()})
-        found = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        values = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         one = drawn(answers.among(torch.cat([target_B1, noise["negatives"]], dim=1)))
-        found |= {f"drawn_{name}": value_B for name, value_B in one.items()}
-        return replace(trajectory, facts={**trajectory.facts, **found})
+        values |= {f"drawn_{name}": value_B for name, value_B in one.items()}
+        return replace(trajectory, facts={**trajectory.facts, **values})
 
 
 def windows_of(config: MovieLensConfig, log: Log, split: Split) -> Windows:

@@ -1,8 +1,8 @@
-"""How well scores rank a target: hit rate and NDCG, with the draw of target and negatives averaged analytically.
+"""Hit rate and NDCG of a target, averaged analytically over the draw of target and negatives.
 
-A target that has `a` of the other items above it has j of the n drawn negatives above it with hypergeometric
-probability. Averaging over the items of the regime's group does away with the draw of the target too. Items with
-equal scores stand in random order, and that is averaged as well.
+If `a` of the other items are above the target, the number j of the n drawn negatives above it is hypergeometric.
+Averaging over the items of the regime's group also removes the draw of the target. Items of equal score are in random
+order, over which the metrics are averaged as well.
 
 Axes: B episodes, I items, K candidates (the target first), R items above the target (0 .. I - 1).
 """
@@ -22,17 +22,17 @@ CUTOFFS = (10, 20)
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Items of each episode in falling order of their scores."""
+    """Items of each episode by falling score."""
 
     begin_BI: Tensor
     end_BI: Tensor
-    """An item stands anywhere from `begin` to before `end`, with those of the same score."""
+    """Items of the same score share the ranks from `begin` to before `end`."""
     share_BI: Tensor
-    """How likely it is the target."""
+    """Probability that the item is the target."""
 
 
 def ranks(score_BI: Tensor, wanted_BI: Tensor) -> Ranks:
-    """Where all items stand; each wanted one is as likely the target."""
+    """Return the ranks of all items; the wanted ones are the target with equal probability."""
     falling_BI, order_BI = score_BI.sort(1, descending=True)
     ranked_BI = -falling_BI
     begin_BI = torch.searchsorted(ranked_BI, ranked_BI)
@@ -43,13 +43,13 @@ def ranks(score_BI: Tensor, wanted_BI: Tensor) -> Ranks:
 
 @dataclass(slots=True, kw_only=True)
 class Ranking(TensorFields):
-    """The expected value of each metric, by how many of the other items are above the target."""
+    """Expected value of each metric for each number of other items above the target."""
 
     value_R: dict[str, Tensor]
 
     @classmethod
     def sampled(cls, num_items: int, negatives: int = 99) -> Ranking:
-        """Against that many negatives, drawn without repetition from the other items."""
+        """Rank against `negatives` items, drawn without repetition from the other items."""
         others = num_items - 1
         if not 1 <= negatives <= others:
             raise ValueError(f"negatives={negatives} must be within [1, {others}], the items beside the target")
@@ -64,23 +64,23 @@ class Ranking(TensorFields):
 
     @classmethod
     def full(cls, num_items: int) -> Ranking:
-        """Against all other items."""
+        """Rank against all other items."""
         chance_RJ = torch.eye(num_items, max(CUTOFFS), dtype=torch.float64)
         return cls(value_R=_metrics(chance_RJ))
 
     def expected(self, place: Ranks) -> dict[str, Tensor]:
-        """Each metric (B,), averaged over the wanted items as targets."""
+        """Return each metric (B,), averaged over the wanted items as targets."""
         values = self.between(place.begin_BI, place.end_BI)
         return {name: (value_BI * place.share_BI).sum(1) for name, value_BI in values.items()}
 
     def between(self, begin: Tensor, end: Tensor) -> dict[str, Tensor]:
-        """Each metric of a target that stands anywhere among the ranks from `begin` to before `end`."""
+        """Return each metric of a target whose rank is uniform from `begin` to before `end`."""
         sums = {name: torch.cat([value_R.new_zeros(1), value_R.cumsum(0)]) for name, value_R in self.value_R.items()}
         return {name: (until_R[end] - until_R[begin]) / (end - begin) for name, until_R in sums.items()}
 
 
 def drawn(score_BK: Tensor) -> dict[str, Tensor]:
-    """Each metric (B,) of one draw: the target's score first, then those of its negatives."""
+    """Return each metric (B,) of one draw: the first score is the target's, the others are its negatives'."""
     target_B1, other_BK = score_BK[:, :1], score_BK[:, 1:]
     above_B = (other_BK > target_B1).sum(1)
     tied_B1 = (other_BK == target_B1).sum(1, keepdim=True)
@@ -90,14 +90,14 @@ def drawn(score_BK: Tensor) -> dict[str, Tensor]:
 
 
 def _metrics(chance_RJ: Tensor) -> dict[str, Tensor]:
-    """Metrics by row, given the chance that j candidates are above the target."""
+    """Return the metrics of each row, given the probability that j candidates are above the target."""
     gain_J = 1 / torch.log2(torch.arange(chance_RJ.shape[1], device=chance_RJ.device).double() + 2)
     hits = {f"hr@{cutoff}": chance_RJ[:, :cutoff].sum(1) for cutoff in CUTOFFS}
     return {**hits, **{f"ndcg@{cutoff}": (chance_RJ * gain_J)[:, :cutoff].sum(1) for cutoff in CUTOFFS}}
 
 
 def _log_choose(n: Tensor, k: Tensor) -> Tensor:
-    """log of n over k; minus infinity where k is out of [0, n]."""
+    """Return the logarithm of n choose k; minus infinity where k is outside [0, n]."""
     n, k = torch.broadcast_tensors(n, k)
     value = torch.lgamma(n + 1) - torch.lgamma(k.clamp_min(0) + 1) - torch.lgamma((n - k).clamp_min(0) + 1)
     return torch.where((k >= 0) & (k <= n), value, -math.inf)

@@ -1,6 +1,6 @@
-"""What stands beside every score: the exact filter, nobody's feedback, the regime itself, and chance.
+"""References: the exact filter, no feedback, the true regime, and chance.
 
-All of them believe something of the regime, and rank items by their chance to be the target.
+Each has a belief about the regime, and ranks items by their probability to be the target.
 
 Axes: B windows, T time, G groups, I items, K candidates.
 """
@@ -19,18 +19,18 @@ from uat.domains.movielens.regime import Catalogue, RegimeLaw
 from uat.episode import Batch
 
 Belief = Callable[[Batch, Catalogue], Tensor]
-"""(B, G) what is thought of the regime at the last step."""
+"""Function that returns the probabilities (B, G) of the regimes at the last step."""
 
 
 class Believer(Reader):
-    """A reference that reads whole episodes."""
+    """A reference that scores items by a belief about the regime."""
 
     def __init__(self, catalogue: Catalogue, belief: Belief) -> None:
         self.belief = belief
         self._catalogues = {catalogue.group_I.device: catalogue}
 
     def on(self, device: torch.device) -> Catalogue:
-        """The catalogue there, moved once: a copy from the host would break a CUDA graph."""
+        """Return the catalogue on a device, copied once: a CUDA graph cannot contain copies from the host."""
         if device not in self._catalogues:
             self._catalogues[device] = next(iter(self._catalogues.values())).to(device)
         return self._catalogues[device]
@@ -42,7 +42,7 @@ class Believer(Reader):
 
 @dataclass(frozen=True, slots=True)
 class GroupScores:
-    """Answers in which all items of a group have one score."""
+    """Answers in which all items of a group have the same score."""
 
     score_BG: Tensor
     group_I: Tensor
@@ -55,7 +55,7 @@ class GroupScores:
 
 
 def filtered(law: RegimeLaw, delay: int) -> Belief:
-    """The exact filter's: no policy can know more."""
+    """Return the belief of the exact filter, an upper bound for every policy."""
 
     def belief(batch: Batch, catalogue: Catalogue) -> Tensor:
         assert batch.trajectory is not None
@@ -64,18 +64,18 @@ def filtered(law: RegimeLaw, delay: int) -> Belief:
     return belief
 
 
-def indifferent(batch: Batch, catalogue: Catalogue) -> Tensor:
-    """Without feedback every regime is as likely."""
+def every_regime(batch: Batch, catalogue: Catalogue) -> Tensor:
+    """Give every regime the same probability: the belief without feedback."""
     return torch.ones(len(batch.obs), len(catalogue.size_G), device=batch.obs.device).double()
 
 
-def told(batch: Batch, catalogue: Catalogue) -> Tensor:
-    """The expert's, who sees the regime."""
+def true_regime(batch: Batch, catalogue: Catalogue) -> Tensor:
+    """Give the true regime probability 1: the belief of the expert, which sees the regime."""
     assert batch.trajectory is not None
     regime_B1 = batch.trajectory.facts["regime"][:, -1:]
     return (torch.arange(len(catalogue.size_G), device=regime_B1.device) == regime_B1).double()
 
 
-def ignorant(batch: Batch, catalogue: Catalogue) -> Tensor:
-    """Knows no groups: every item is as likely."""
-    return indifferent(batch, catalogue) * catalogue.size_G
+def every_item(batch: Batch, catalogue: Catalogue) -> Tensor:
+    """Give every item the same probability, so that larger groups are more likely: chance."""
+    return every_regime(batch, catalogue) * catalogue.size_G

@@ -1,10 +1,10 @@
-"""What is simulated on top of a log: a hidden regime, the reward of each interaction, and the questions asked.
+"""The simulated part of an episode: a hidden regime, the reward of each interaction, targets and negatives.
 
 The regime is a group of genres. It switches to another one every 12 to 20 steps. The reward of a logged interaction
 is rating / 5 if its item belongs to the regime's group, and -0.2 otherwise. The target is an item of that group.
 
-Everything depends on (seed, episode id) alone. Validation and test keep seed and ids, so that every method and every
-machine is asked the same; training takes new ids in every epoch, and so new regimes and targets.
+Everything depends on (seed, episode id) alone. Validation and test always use the same seed and ids, so that every
+method on every machine gets the same episodes; training uses new ids, and so new regimes and targets, in every epoch.
 
 Axes: B episodes, T time, G groups, I items, K candidates.
 """
@@ -28,10 +28,10 @@ STARS = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegimeLaw:
-    """How the hidden group moves: segments of uniform length, each of another group than the one before."""
+    """Distribution of the hidden group: segments of uniform length, each of another group than the one before."""
 
     num_groups: Annotated[int, Between(2, MOST_WIDTH)] = 4
-    """Groups of genres."""
+    """Number of groups of genres."""
     shortest: Steps = 12
     """Steps of the shortest segment."""
     longest: Steps = 20
@@ -43,7 +43,7 @@ class RegimeLaw:
             raise ValueError(f"shortest={self.shortest} must be at least 1 and at most longest={self.longest}")
 
     def draw(self, seed: int, ids_B: Tensor, horizon: int) -> Tensor:
-        """(B, T) the group of each step; a segment begins with the first."""
+        """(B, T) group of each step; a segment begins at the first step."""
         count = -(-horizon // self.shortest)
         lengths = integers(seed, "movielens.lengths", ids_B, count, below=self.longest - self.shortest + 1)
         ends_BK = (lengths + self.shortest).cumsum(1)
@@ -54,13 +54,13 @@ class RegimeLaw:
         return group_BK.gather(1, torch.searchsorted(ends_BK, step_BT, right=True))
 
     def hazard(self, device: torch.device | str = "cpu") -> Tensor:
-        """Chance that a segment which has lasted 1, 2, .. longest steps ends now."""
+        """Return the probability that a segment ends after it has lasted 1, 2, .. longest steps."""
         lasted = torch.arange(1, self.longest + 1, device=device)
         return torch.where(lasted < self.shortest, 0.0, 1.0 / (self.longest - lasted + 1).double())
 
 
 def rewards(group_BT: Tensor, rating_BT: Tensor, regime_BT: Tensor) -> Tensor:
-    """(B, T) what each logged interaction earned; `group_BT` is the group of its item."""
+    """(B, T) reward of each logged interaction; `group_BT` is the group of its item."""
     return torch.where(group_BT == regime_BT, rating_BT / STARS, MISS)
 
 
@@ -72,7 +72,7 @@ class Catalogue(TensorFields):
     item_I: Tensor
     """Items, group after group."""
     first_G: Tensor
-    """Where each group begins among them."""
+    """Index in `item_I` of the first item of each group."""
     size_G: Tensor
 
     @classmethod
@@ -85,15 +85,15 @@ class Catalogue(TensorFields):
         return cls(group_I=group_I, item_I=order_I, first_G=size_G.cumsum(0) - size_G, size_G=size_G)
 
     def targets(self, seed: int, ids_B: Tensor, regime_BT: Tensor) -> Tensor:
-        """(B, T) an item of the regime's group, each as likely as the others."""
+        """(B, T) items drawn uniformly from the regime's group."""
         share_BT = uniform(seed, "movielens.targets", ids_B, regime_BT.shape[1])
         place_BT = (share_BT * self.size_G[regime_BT]).long()
         return self.item_I[self.first_G[regime_BT] + place_BT]
 
     def negatives(self, seed: int, ids_B: Tensor, t: int, target_B: Tensor, count: int = 99) -> Tensor:
-        """(B, count) items other than the target of step t, all different, every set as likely as the others.
+        """(B, count) different items other than the target of step t; every set has the same probability.
 
-        Floyd's way: the k-th draw is below a bound that grows by one; what was drawn before gives way to the bound.
+        Floyd's algorithm: the k-th draw is at most a bound that grows by one; a repeated item is replaced by the bound.
         """
         others = len(self.group_I) - 1
         if count > others:

@@ -1,6 +1,6 @@
-"""Patients: 46 clinical columns each, the embedded synthetic ones or the user's own, and their principal components.
+"""Patients, synthetic or the user's own: 46 clinical columns each, and their principal components.
 
-Columns are standardised on the training patients, and the components fitted on them.
+Means, deviations and components are fitted on the training patients.
 
 Axes: P patients, F clinical columns, O principal components.
 """
@@ -26,7 +26,7 @@ NUM_COMPONENTS = 20
 KEY = "sepsis_starting_states"
 LEAST_PATIENTS = 100
 DYNAMIC = ("sofa", "LACTATE", "MeanBP")
-"""Columns that treatment moves, in the order in which worlds hold them; all others stay as they were at the start."""
+"""Columns that treatment changes, in the order of the physiological state; all others stay constant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,18 +38,18 @@ class Cohort:
     """z-scores."""
     num_train: int
     components_FO: Tensor
-    """Orthonormal directions, the one that explains most first."""
+    """Orthonormal directions by falling explained variance."""
     explained: float
-    """Share of the training patients' variance that the components hold."""
+    """Share of the training patients' variance that the components explain."""
 
     @property
     def dynamic(self) -> list[int]:
-        """Where the columns that treatment moves are."""
+        """Indices of the columns that treatment changes."""
         return [self.columns.index(name) for name in DYNAMIC]
 
 
 def prepare(path: str | None) -> Cohort:
-    """The cohort of this file, or the embedded one; worked out once per process."""
+    """Return the cohort of a file, or the embedded one; computed once per process."""
     return _prepare(path, None if path is None or not Path(path).exists() else Path(path).stat().st_mtime_ns)
 
 
@@ -64,13 +64,13 @@ def _prepare(path: str | None, changed: int | None) -> Cohort:
 
 
 def standardise(table: Array, num_train: int) -> Cohort:
-    """z-scores by the training patients, and the eigenvectors of their covariance."""
+    """Standardise by the training patients, and compute the eigenvectors of their covariance."""
     train = table[:num_train]
     z_PF = (table - train.mean(0)) / train.std(0)
     values, vectors = np.linalg.eigh(np.cov(z_PF[:num_train].T))
     components_FO = vectors[:, ::-1][:, :NUM_COMPONENTS]
     largest = np.abs(components_FO).argmax(0)
-    components_FO = components_FO * np.sign(components_FO[largest, range(NUM_COMPONENTS)])  # eigh leaves the sign open
+    components_FO = components_FO * np.sign(components_FO[largest, range(NUM_COMPONENTS)])  # eigh leaves signs open
     return Cohort(
         columns=summary().columns,
         clinical_PF=torch.from_numpy(z_PF).float(),
@@ -81,7 +81,7 @@ def standardise(table: Array, num_train: int) -> Cohort:
 
 
 def load(path: str) -> Array:
-    """(P, 46) the clinical columns of a user's own gym-sepsis starting states; anything else is refused as a whole."""
+    """(P, 46) clinical columns of a user's gym-sepsis starting states; any other file raises a FileError."""
     columns = summary().columns
     expected = f"expected gym-sepsis' sepsis_starting_states.npz with the key {KEY!r}"
     try:

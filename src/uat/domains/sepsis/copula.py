@@ -1,15 +1,15 @@
 """A synthetic cohort from aggregates alone: a Gaussian copula with the published correlations and marginals.
 
-Normal scores with a latent correlation go through each column's quantile function. That function bends or cuts, so
-that columns correlate less than their scores: the latent correlation of each pair is the one under which the columns
-come out as published, found through Hermite series,
+Normal scores with a latent correlation go through each column's quantile function. That function is nonlinear, so
+columns correlate less than their scores. The latent correlation of each pair is the one that gives the columns their
+published correlation, computed with Hermite series,
 
   Corr(f(x), g(y)) = Σ_k a_k b_k ρ^k / (σ_f σ_g)      a_k = E[f(x) h_k(x)], with h_k the normalised Hermite polynomials,
 
-and the matrix of all pairs is moved to the nearest one that is a correlation matrix.
+and the matrix of all pairs is projected to the nearest correlation matrix.
 
-Two groups of columns are not draws of their own. Race is one categorical draw: one score, cut into four shares, whose
-latent correlations are those of the largest share. The qSOFA score is the sum of its three parts, as it is defined.
+Two groups of columns have no scores of their own. Race is one categorical draw: one score, cut into four shares, with
+the latent correlations of the largest share. The qSOFA score is by definition the sum of its three parts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from uat.domains.sepsis.marginals import SCORES, Array, Marginal, continuous, st
 from uat.noise import uniform
 
 RACES = ("race_hispanic", "race_black", "race_other", "race_white")
-"""The cut score from its lowest part up; the last is the largest share, and names the score."""
+"""Parts of the cut score in rising order; the last is the largest share, and names the score."""
 YES_OR_NO = (
     "is_male",
     "vent",
@@ -37,11 +37,11 @@ YES_OR_NO = (
 )
 QSOFA_PARTS = ("qsofa_sysbp_score", "qsofa_gcs_score", "qsofa_resprate_score")
 POINTS = {"sofa": 0.33055, "lods": 0.36655, "elixhauser_hospital": 0.30492}
-"""Height of one point of the scores that count in whole points: the steps between their published quantiles."""
+"""Height of one point of scores in whole points, from the steps between their published quantiles."""
 SIRS_VALUES, SIRS_SHARES = (-2.0946, -1.0222, 0.0502, 1.1226), (0.07, 0.247, 0.343, 0.34)
-"""SIRS has few points, and a highest one; these shares have its published quantiles, mean and deviation."""
+"""Values of SIRS, and shares of patients that give its published quantiles, mean and deviation."""
 QSOFA_POINT, QSOFA_TWO = 1.4447, 0.1694
-"""The same for qSOFA, and the value that stands for two points."""
+"""Height of one point of qSOFA, and its value at two points."""
 TERMS = 60
 """Terms of the Hermite series."""
 LEAST_EIGENVALUE = 1e-6
@@ -64,7 +64,7 @@ class Summary:
 
 @cache
 def summary() -> Summary:
-    """The aggregates shipped with the package; `summary.json` says where they come from."""
+    """Return the aggregates in the package; `summary.json` names their source."""
     data = json.loads(resources.files("uat.domains.sepsis").joinpath("summary.json").read_text(encoding="utf-8"))
     size = len(data["columns"])
     correlation = np.eye(size)
@@ -81,7 +81,7 @@ def summary() -> Summary:
 
 
 def draw_cohort(patients: int, seed: int) -> Array:
-    """(patients, 46) synthetic starting states in the units of the summary. Patient i is the same in any number."""
+    """(patients, 46) synthetic starting states in the units of the summary. Patient i does not depend on `patients`."""
     s = summary()
     marginals = _marginals(s)
     latent = _latent_correlation(s, marginals)
@@ -93,27 +93,27 @@ def draw_cohort(patients: int, seed: int) -> Array:
             _fill_races(table, marginal(scores[:, j]).astype(int), s)
         else:
             table[:, s.at(name)] = marginal(scores[:, j])
-    said_yes = sum((table[:, s.at(name)] > 0).astype(np.float64) for name in QSOFA_PARTS)
-    table[:, s.at("qsofa")] = QSOFA_TWO + QSOFA_POINT * (said_yes - 2)
+    points = sum((table[:, s.at(name)] > 0).astype(np.float64) for name in QSOFA_PARTS)
+    table[:, s.at("qsofa")] = QSOFA_TWO + QSOFA_POINT * (points - 2)
     return table
 
 
 def _marginals(s: Summary) -> dict[str, Marginal]:
-    """Every column that has a score of its own."""
-    found: dict[str, Marginal] = {}
+    """Return the marginal of every column that has a score of its own."""
+    marginals: dict[str, Marginal] = {}
     for i, name in enumerate(s.columns):
         quantiles, mean = [float(q) for q in s.quantiles[i]], float(s.mean[i])
         if name == RACES[-1]:
             shares = [two_valued(float(s.quantiles[s.at(race), 0]), float(s.mean[s.at(race)]))[1] for race in RACES]
-            found[name] = steps([share / sum(shares) for share in shares], range(len(RACES)))
+            marginals[name] = steps([share / sum(shares) for share in shares], range(len(RACES)))
         elif name in YES_OR_NO:
             high, share = two_valued(quantiles[0], mean)
-            found[name] = steps([1 - share, share], [quantiles[0], high])
+            marginals[name] = steps([1 - share, share], [quantiles[0], high])
         elif name == "sirs":
-            found[name] = steps(SIRS_SHARES, SIRS_VALUES)
+            marginals[name] = steps(SIRS_SHARES, SIRS_VALUES)
         elif name not in RACES and name != "qsofa":
-            found[name] = continuous(s.levels, quantiles, mean, float(s.std[i]), POINTS.get(name))
-    return found
+            marginals[name] = continuous(s.levels, quantiles, mean, float(s.std[i]), POINTS.get(name))
+    return marginals
 
 
 def _fill_races(table: Array, race: np.ndarray, s: Summary) -> None:
@@ -123,12 +123,12 @@ def _fill_races(table: Array, race: np.ndarray, s: Summary) -> None:
 
 
 def _latent_correlation(s: Summary, marginals: dict[str, Marginal]) -> Array:
-    """Correlations of the scores under which the columns correlate as published."""
+    """Return the correlations of the scores that give the columns their published correlations."""
     order = [s.at(name) for name in marginals]
     target = s.correlation[np.ix_(order, order)]
     values = np.stack([marginal(SCORES) for marginal in marginals.values()])
     white = list(marginals).index(RACES[-1])
-    values[white] = values[white] == len(RACES) - 1  # the largest share against the rest: its correlations count
+    values[white] = values[white] == len(RACES) - 1  # the correlations are those of the largest share against the rest
     series = _hermite(values)
     low, high = np.full_like(target, -1.0), np.full_like(target, 1.0)
     for _ in range(30):  # the correlation of the columns rises with that of their scores
@@ -139,7 +139,7 @@ def _latent_correlation(s: Summary, marginals: dict[str, Marginal]) -> Array:
 
 
 def _hermite(values: Array) -> Array:
-    """(TERMS, columns) coefficients a_1, a_2, ... of each column, scaled to deviation one."""
+    """(TERMS, columns) coefficients a_1, a_2, ... of each column, scaled to a standard deviation of one."""
     scaled = (values - values.mean(1, keepdims=True)) / values.std(1, keepdims=True)
     coefficients, before, now = [], np.zeros_like(SCORES), np.ones_like(SCORES)
     for k in range(1, TERMS + 1):  # √k h_k = x h_(k-1) - √(k-1) h_(k-2)
@@ -157,7 +157,7 @@ def _correlation(series: Array, latent: Array) -> Array:
 
 
 def _nearest(matrix: Array) -> Array:
-    """A correlation matrix near to a symmetric matrix: alternating projections (Higham 2002)."""
+    """Return the correlation matrix nearest to a symmetric one, by alternating projections (Higham 2002)."""
     x, correction = matrix.copy(), np.zeros_like(matrix)
     for _ in range(50):
         values, vectors = np.linalg.eigh(x - correction)

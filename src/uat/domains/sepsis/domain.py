@@ -1,4 +1,4 @@
-"""Sepsis treatment as a domain: what is trained, measured, and shown beside it.
+"""The sepsis domain: its splits, metrics and references.
 
 Axes: B episodes, T time.
 """
@@ -23,9 +23,9 @@ from uat.metrics import Metric
 from uat.settings import changed_fields
 
 POST_SHIFT_STEPS = 5
-"""Steps of each new regime that count as post-shift."""
+"""Number of first steps of each regime that count as post-shift."""
 BONUS = 0.5
-"""Rewards beyond this, to either side, hold the bonus of an outcome; improvements alone earn at most 0.15."""
+"""Rewards above it, or below its negative, contain the bonus of an outcome; improvements alone give at most 0.15."""
 
 
 class Sepsis(Domain):
@@ -47,20 +47,20 @@ class Sepsis(Domain):
         self.task = "regimes"
         changed = changed_fields(config)
         if config.cohort is not None:
-            changed["cohort"] = Path(config.cohort).stem  # by its name, wherever it lies
+            changed["cohort"] = Path(config.cohort).stem  # the file name without the folder
         self.setting = ",".join(f"{name}={value}" for name, value in changed.items()) or "default"
         if config.cohort is not None:
-            prepare(config.cohort)  # a file that cannot be used is refused before anything is built on it
+            prepare(config.cohort)  # refuses an unusable file at once
 
     def simulator(self, split: Split, device: torch.device | str) -> SepsisSimulator:
-        """Validation plays other episodes with training patients; test patients are nobody else's."""
+        """Return the worlds of a split. Validation uses the training patients in other episodes; test has its own."""
         cohort = prepare(self.config.cohort)
         everyone = len(cohort.clinical_PF)
         patients = (cohort.num_train, everyone) if split == "test" else (0, cohort.num_train)
         return SepsisSimulator(self.config, cohort, patients, device)
 
     def measure(self, trajectory: Trajectory) -> dict[str, Tensor]:
-        """A regime's accuracy is NaN, not defined, in an episode in which it never occurs."""
+        """Return the metrics per episode; a regime's accuracy is NaN in episodes without that regime."""
         regime_BT, valid_BT = trajectory.facts["regime"], trajectory.valid
         right_BT = (trajectory.action == trajectory.required_target).float()
         shifted_BT = since_shift(regime_BT) < POST_SHIFT_STEPS
@@ -75,7 +75,8 @@ class Sepsis(Domain):
         }
 
     def references(self) -> dict[str, Agent[Any]]:
-        """The ceiling knows how long segments last; the other filter knows how many there are on average."""
+        """Return the references. The ceiling knows the distribution of segment lengths; "constant-hazard" knows only
+        the mean number of segments."""
         c = self.config
         mean_segments = (c.min_segments + c.max_segments) / 2
         return {
@@ -86,7 +87,7 @@ class Sepsis(Domain):
 
 
 def since_shift(regime_BT: Tensor) -> Tensor:
-    """(B, T) steps since the present regime began; 0 where it begins, the first one included."""
+    """(B, T) steps since the current regime began; 0 at its first step."""
     t_T = torch.arange(regime_BT.shape[1], device=regime_BT.device)
     begins_BT = torch.ones_like(regime_BT, dtype=torch.bool)
     begins_BT[:, 1:] = regime_BT[:, 1:] != regime_BT[:, :-1]
@@ -94,5 +95,5 @@ def since_shift(regime_BT: Tensor) -> Tensor:
 
 
 def _mean(x_BT: Tensor, counts_BT: Tensor) -> Tensor:
-    """(B,) mean over the steps that count; NaN where none does."""
+    """(B,) mean over the steps in `counts_BT`; NaN if no step counts."""
     return torch.where(counts_BT, x_BT, 0.0).sum(1) / counts_BT.sum(1)

@@ -1,13 +1,13 @@
-"""Bayes filters of the sepsis domain: what the best-informed agent believes of the regime, and does.
+"""Bayes filters of the sepsis domain: posteriors of the hidden regime.
 
-They know the generative model, see the physiological state without observation noise, and know their own actions.
-How the state moved weighs the regimes; the schedule then moves the belief on. They play the arg-max of the posterior
-over the expert's action and never act in order to learn: references that a policy may pass by a little.
+The filters know the generative model and their own actions, and see the physiological state without observation noise.
+Each step multiplies the belief by the likelihood of the state's movement, then moves it by the schedule. The filters
+play the arg-max of the posterior over the expert's action and never explore, so a policy may score slightly higher.
 
-`HazardFilter` believes that a regime ends with the same chance at every step, which is simple and not true.
-`SegmentFilter` knows the law of segment lengths.
+`HazardFilter` assumes that a regime ends with the same probability at every step, which is simple but wrong.
+`SegmentFilter` knows the distribution of segment lengths.
 
-Axes: B streams, R regimes, A actions, J segments after the present one, S first step of the present segment.
+Axes: B streams, R regimes, A actions, J segments after the current one, S first step of the current segment.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from uat.episode import Step, TensorFields
 
 @dataclass(slots=True, kw_only=True)
 class Belief(TensorFields):
-    """What each stream believes after its last step, and what it needs to judge the next one."""
+    """Belief of each stream after its last step, with the data that the next step needs."""
 
     weight: Tensor
     """(B, R), or (B, J, S, R), up to a factor per stream."""
     total_B: Tensor
-    """Its sum, divided out with the next step."""
+    """Sum of `weight`; the next step divides by it."""
     state_B3: Tensor
-    """As it was one step before."""
+    """Physiological state one step before."""
     seen_B3: Tensor
-    """As it is now."""
+    """Physiological state at this step."""
     action_B: Tensor
     repeats_B: Tensor
     t_B: Tensor
@@ -48,11 +48,11 @@ class Model(TensorFields):
 
     physiology: Physiology
     prior: Tensor
-    """(R,), or (J, R), of an episode's first step."""
+    """(R,), or (J, R), belief at the first step of an episode."""
     hazard: Tensor
-    """Chance that a regime is over: a single number, or (T, J, S)."""
+    """Probability that a regime is over: a single number, or (T, J, S)."""
     other_RR: Tensor
-    """Law of the regime after a change."""
+    """Distribution of the regime after a change."""
     label_RA: Tensor
 
     @classmethod
@@ -67,7 +67,7 @@ class Model(TensorFields):
 
 
 class HazardFilter(Agent[Belief]):
-    """Believes that every step ends the regime with the same chance; its belief is over the regime alone."""
+    """Filter that assumes the same probability of a change at every step; its belief is over the regime alone."""
 
     def __init__(self, config: SepsisConfig, hazard: float) -> None:
         self.config, self.spec = config, config.spec
@@ -76,19 +76,19 @@ class HazardFilter(Agent[Belief]):
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> Belief:
         self.model = self.model.to(device)
-        nothing_B3 = torch.zeros(streams, 3, dtype=torch.float64, device=device)
+        unseen_B3 = torch.zeros(streams, 3, dtype=torch.float64, device=device)
         return Belief(
             weight=self._blank(streams),
             total_B=torch.ones(streams, dtype=torch.float64, device=device),
-            state_B3=nothing_B3,
-            seen_B3=nothing_B3,
+            state_B3=unseen_B3,
+            seen_B3=unseen_B3,
             action_B=torch.full((streams,), -1, device=device),
             repeats_B=torch.zeros(streams, dtype=torch.long, device=device),
             t_B=torch.zeros(streams, dtype=torch.long, device=device),
         )
 
     def look(self, state: Belief, facts: dict[str, Tensor]) -> Belief:
-        """What no policy is shown: the state itself."""
+        """Store the true state, which policies do not see."""
         return replace(state, state_B3=state.seen_B3, seen_B3=facts["state"].double())
 
     def step(self, state: Belief, step: Step) -> tuple[Tensor, Belief]:
@@ -97,14 +97,17 @@ class HazardFilter(Agent[Belief]):
         t_B = torch.where(first_B, 0, (state.t_B + 1).clamp_max(self.config.horizon - 1))
         likelihood_BR = self.likelihood(state.state_B3, state.seen_B3, action_B.clamp_min(0), repeats_B)
         factor_BR = likelihood_BR / state.total_B[:, None]
-        factor_BR = torch.where(first_B[:, None], 0.0, factor_BR)  # whoever starts anew forgets
-        weight, regime_BR = self._moved_on(state.weight, factor_BR, first_B, t_B)
+        factor_BR = torch.where(first_B[:, None], 0.0, factor_BR)  # a new episode forgets the old belief
+        weight, regime_BR = self._advance(state.weight, factor_BR, first_B, t_B)
         total_B = regime_BR.sum(1)
         after = replace(state, weight=weight, total_B=total_B, action_B=action_B, repeats_B=repeats_B, t_B=t_B)
         return (regime_BR / total_B[:, None] @ self.model.label_RA).log(), after
 
     def likelihood(self, old_B3: Tensor, new_B3: Tensor, action_B: Tensor, repeats_B: Tensor) -> Tensor:
-        """(B, R) of the new state under each regime, up to a factor per stream; at a limit, of reaching beyond it."""
+        """(B, R) likelihood of the new state under each regime, up to a factor per stream.
+
+        A coordinate at a limit has the probability of reaching or exceeding the limit.
+        """
         physiology, noise = self.model.physiology, self.config.state_noise
         effect_BR = physiology.effect_RA[:, action_B].T
         expected_BR3 = physiology.expected(old_B3[:, None], effect_BR, repeats_B[:, None])
@@ -118,15 +121,18 @@ class HazardFilter(Agent[Belief]):
     def _blank(self, streams: int) -> Tensor:
         return torch.zeros(streams, NUM_REGIMES, dtype=torch.float64, device=self.model.prior.device)
 
-    def _moved_on(self, weight: Tensor, factor_BR: Tensor, first_B: Tensor, t_B: Tensor) -> tuple[Tensor, Tensor]:
-        """The belief weighed by how the state moved and taken one step on, and its sums over regimes (B, R)."""
+    def _advance(self, weight: Tensor, factor_BR: Tensor, first_B: Tensor, t_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Multiply the belief by the likelihood, move it by one step, and return it with its sums by regime (B, R)."""
         m, weighed_BR = self.model, weight * factor_BR
         weight_BR = (1 - m.hazard) * weighed_BR + m.hazard * (weighed_BR @ m.other_RR) + first_B[:, None] * m.prior
         return weight_BR, weight_BR
 
 
 class SegmentFilter(HazardFilter):
-    """Knows how long segments last. Its belief is exact, over (segments to come, first step of this one, regime)."""
+    """Exact filter that knows the distribution of segment lengths.
+
+    Its belief is over (segments to come, first step of the current one, regime).
+    """
 
     def __init__(self, config: SepsisConfig) -> None:
         self.config, self.spec = config, config.spec
@@ -138,8 +144,8 @@ class SegmentFilter(HazardFilter):
         _, after, starts = self.model.hazard.shape
         return torch.zeros(streams, after, starts, NUM_REGIMES, dtype=torch.float64, device=self.model.prior.device)
 
-    def _moved_on(self, weight: Tensor, factor_BR: Tensor, first_B: Tensor, t_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Segments that are over hand their weight to a new one that begins now, with one segment fewer to come."""
+    def _advance(self, weight: Tensor, factor_BR: Tensor, first_B: Tensor, t_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Move the weight of segments that are over to new ones that begin now, with one segment fewer to come."""
         m, factor_B1R = self.model, factor_BR[:, None]
         hazard_BJS = m.hazard[t_B]
         over_BJR = (hazard_BJS[:, :, None] @ weight)[:, :, 0] * factor_B1R

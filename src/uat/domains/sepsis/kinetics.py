@@ -1,4 +1,4 @@
-"""How fast decisions follow a change of regime: accuracy around the moment of the shift.
+"""Kinetics of adaptation: accuracy of decisions before and after a change of regime.
 
 Axes: B episodes, T time, X shifts, N offsets from the shift (0 = the first step of the new regime).
 """
@@ -16,33 +16,33 @@ from uat.domains.sepsis.domain import since_shift
 from uat.episode import Trajectory
 
 BEFORE, AFTER = 10, 15
-"""Steps before and after a shift that are looked at."""
+"""Number of steps before and after a shift."""
 RECOVERED = 0.9
 """Share of the accuracy before a shift that counts as recovered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kinetics:
-    """Mean accuracy at each offset over all shifts, and its standard error."""
+    """Mean accuracy over all shifts at each offset, and its standard error."""
 
     offset: tuple[int, ...]
     accuracy: tuple[float, ...]
     sem: tuple[float, ...]
     shifts: tuple[int, ...]
-    """How many shifts have a real step at this offset, in the segment before or after them."""
+    """Number of shifts with a real step at this offset, in the segment before or after the shift."""
     before: float
     """Mean of the accuracies at -10 .. -1."""
     before_sem: float
-    """Its standard error: over shifts, each with the mean of its own steps."""
+    """Standard error of `before` over shifts, each with the mean of its own steps."""
     after: float
     """Mean of the accuracies at +1 .. +15."""
     after_sem: float
     steps_to_recover: int | None
-    """First offset from 0 on whose accuracy is at least nine tenths of `before`; None if there is none."""
+    """First offset from 0 on whose accuracy is at least nine tenths of `before`; None: the accuracy never recovers."""
 
 
 def kinetics(trajectories: Iterable[Trajectory]) -> Kinetics:
-    """Over every shift of these episodes. An offset counts only within the two segments that meet at the shift."""
+    """Return the kinetics over all shifts of these episodes; only offsets in the two segments at a shift count."""
     right_XN = torch.cat([around_shifts(one) for one in trajectories])
     mean_N, count_N = right_XN.nanmean(0), (~right_XN.isnan()).sum(0)
     before, after = mean_N[:BEFORE].nanmean().item(), mean_N[BEFORE + 1 :].nanmean().item()
@@ -61,8 +61,8 @@ def kinetics(trajectories: Iterable[Trajectory]) -> Kinetics:
 
 
 def around_shifts(one: Trajectory) -> Tensor:
-    """(X, N) whether the decision was right at each offset from each shift that a patient saw; NaN where the offset
-    lies outside the two segments, or the patient no longer does."""
+    """(X, N) whether the decision was right at each offset from each shift; NaN where the offset is outside the two
+    segments at the shift, or the episode is over."""
     regime_BT, valid_BT = one.facts["regime"], one.valid
     right_BT = (one.action == one.required_target).double()
     since_BT = since_shift(regime_BT)
@@ -79,6 +79,6 @@ def around_shifts(one: Trajectory) -> Tensor:
 
 
 def _sem(x_X: Tensor) -> float:
-    """Standard error of the mean over what is defined; NaN for fewer than two."""
+    """Return the standard error of the mean over the defined values; NaN for fewer than two."""
     known = x_X[~x_X.isnan()]
     return (known.std() / len(known) ** 0.5).item() if len(known) > 1 else math.nan

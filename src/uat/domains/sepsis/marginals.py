@@ -1,9 +1,9 @@
-"""One clinical column at a time: its quantile function, rebuilt from a few aggregates.
+"""Quantile functions of clinical columns, rebuilt from a few aggregates.
 
-Between the five published quantiles the value is linear in the normal score. The outer quantiles are not known: the
-tails go on linearly too, with the two slopes that give the column its published mean and deviation, as far as slopes
-that do not fall can. A score of whole points goes on as steeply as it came, for its quantiles are rounded and say
-less of its mean. A yes-or-no column has two values and its published share of yes.
+Between the five published quantiles the value is linear in the normal score. The tails are linear as well: their two
+slopes, which cannot be negative, give the column its published mean and deviation as closely as possible. A score of
+whole points keeps the slope of its last segment, because its quantiles are rounded and determine its mean less well. A
+yes-or-no column has two values and its published share of yes.
 
 Axes: Q points of a fine grid over the normal law, L published quantile levels.
 """
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 GRID = 4001
-"""Points, equally likely each, on which moments are taken."""
+"""Number of equally likely points for the computation of moments."""
 
 
 def normal_quantile(level: Array) -> Array:
@@ -33,14 +33,14 @@ SCORES: Array = normal_quantile((np.arange(GRID) + 0.5) / GRID)
 
 @dataclass(frozen=True, slots=True)
 class Marginal:
-    """A non-decreasing function of a normal score: linear between knots, then rounded to whole points if it has any."""
+    """A non-decreasing function of a normal score: linear between knots, rounded to whole points if `point` is set."""
 
     knots: Array
     values: Array
     point: float | None = None
     """Height of one point of a score, in the column's units."""
     anchor: float = 0.0
-    """A value at which the score is whole."""
+    """A value that is a whole number of points."""
 
     def __call__(self, score: Array) -> Array:
         first, last = self.knots[0], self.knots[-1]
@@ -56,7 +56,7 @@ class Marginal:
 def continuous(
     levels: Sequence[float], quantiles: Sequence[float], mean: float, std: float, point: float | None = None
 ) -> Marginal:
-    """The marginal with these inner quantiles; without points, with this mean and deviation as far as tails allow."""
+    """Return the marginal with these quantiles and, without points, this mean and deviation as closely as possible."""
     knots, values = normal_quantile(np.asarray(levels)), np.asarray(quantiles, dtype=np.float64)
     if point is not None:
         return Marginal(knots, values, point, anchor=float(quantiles[len(quantiles) // 2]))
@@ -68,7 +68,7 @@ def continuous(
 
 
 def _tails(inner_Q: Array, low_Q: Array, high_Q: Array, mean: float, std: float) -> tuple[float, float]:
-    """Slopes of both tails. The mean leaves one of them free; it is the one whose deviation comes closest."""
+    """Return the slopes of both tails: of all pairs that give the mean, the one with the closest deviation."""
     lowers = np.linspace(0, 6 * std, 601)
     uppers = np.maximum((mean - inner_Q.mean() - lowers * low_Q.mean()) / high_Q.mean(), 0)
     parts = np.stack([inner_Q, low_Q, high_Q])
@@ -80,7 +80,7 @@ def _tails(inner_Q: Array, low_Q: Array, high_Q: Array, mean: float, std: float)
 
 
 def two_valued(low: float, mean: float) -> tuple[float, float]:
-    """The upper value of a z-scored yes-or-no column, and the share of yes in this cohort.
+    """Return the upper value of a z-scored yes-or-no column, and the share of yes in this cohort.
 
     The column was z-scored with its own mean and deviation in the population, hence high = -1 / low.
     """
@@ -89,7 +89,7 @@ def two_valued(low: float, mean: float) -> tuple[float, float]:
 
 
 def steps(shares: Sequence[float], values: Sequence[float]) -> Marginal:
-    """Values with these shares, the first for the lowest scores."""
+    """Return the marginal of discrete values with these shares, in order of rising scores."""
     cuts = normal_quantile(np.cumsum(np.asarray(shares))[:-1])
     width = 1e-9
     knots = np.sort(np.concatenate([cuts - width, cuts + width]))

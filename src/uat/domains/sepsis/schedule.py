@@ -1,15 +1,15 @@
-"""How long a regime lasts and which comes next: drawn, for the worlds, and in law, for the Bayes filter.
+"""Regime schedules: draws of segments for the worlds, and their distribution for the Bayes filter.
 
 An episode has K segments, K uniform between two bounds. Every segment has at least `min_length` steps; the other steps
-of the horizon T are shared out at random weights, normalised: w ~ Dirichlet(a, ..., a), each step to a segment by w.
-Summed over w, the length of the next segment depends on what is left alone,
+of the horizon T are assigned to segments at random with probabilities w ~ Dirichlet(a, ..., a).
+With w integrated out, the length of the next segment depends only on the remaining segments and steps,
 
-  length = min_length + x,   x ~ BetaBinomial(n - k min_length; a, (k - 1) a)      k segments and n steps left,
+  length = min_length + x,   x ~ BetaBinomial(n - k min_length; a, (k - 1) a)      k segments and n steps remaining,
 
-so that the law of all lengths is drawn, and filtered, one segment after the other. A regime never follows itself: the
-first is uniform, each next one is uniform over the others.
+so lengths are drawn, and filtered, one segment after the other. The first regime is uniform, and each next one is
+uniform over the others.
 
-Axes: B episodes, T time, K segments, J segments after the present one, S first step of a segment, R regimes.
+Axes: B episodes, T time, K segments, J segments after the current one, S first step of a segment, R regimes.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ NUM_REGIMES = 3
 class SegmentLaw:
     horizon: int
     least: int
-    """Fewest segments."""
+    """Minimum number of segments."""
     most: int
     min_length: int
     evenness: float
-    """The Dirichlet's parameter a: the larger, the more alike the lengths."""
+    """Parameter a of the Dirichlet distribution; larger values give more even lengths."""
 
     def lengths(self) -> Tensor:
-        """(K + 1, T + 1, T + 1) chance of each length of the next segment, by segments and steps left."""
+        """(K + 1, T + 1, T + 1) probability of each length of the next segment, by remaining segments and steps."""
         law = torch.zeros(self.most + 1, self.horizon + 1, self.horizon + 1, dtype=torch.float64)
         for left in range(1, self.most + 1):
             for steps in range(left * self.min_length, self.horizon + 1):
@@ -50,18 +50,18 @@ class SegmentLaw:
         return law
 
     def hazards(self) -> Tensor:
-        """(J, S, T) chance that a segment, begun at s and not over by t - 1, is over at t; J segments come after it."""
+        """(J, S, T) probability that a segment begun at s, and not over at t - 1, is over at t; J segments follow."""
         law, table = self.lengths(), torch.zeros(self.most, self.horizon, self.horizon, dtype=torch.float64)
         for after in range(1, self.most):
             for start in range(self.horizon):
                 length = law[after + 1, self.horizon - start]
-                lasting = length.flip(0).cumsum(0).flip(0)  # chance of this length or a longer one
+                lasting = length.flip(0).cumsum(0).flip(0)  # probability of this length or a longer one
                 hazard = torch.where(lasting > 0, length / lasting.clamp_min(1e-300), 0.0)
                 table[after, start, start + 1 :] = hazard[1 : self.horizon - start]
         return table
 
     def draw(self, seed: int, ids_B: Tensor) -> Tensor:
-        """(B, T) the regime of every step."""
+        """(B, T) regime of every step."""
         count_B = self.least + integers(seed, "sepsis.segments", ids_B, 1, below=self.most - self.least + 1)[:, 0]
         chance_BK = uniform(seed, "sepsis.lengths", ids_B, self.most)
         above = self.lengths().cumsum(-1).to(ids_B.device, non_blocking=True)
@@ -80,7 +80,7 @@ class SegmentLaw:
 
 
 def _beta_binomial(count: int, a: float, b: float) -> Tensor:
-    """(count + 1,) chance of 0 .. count."""
+    """(count + 1,) probability of 0 .. count."""
     x, n = torch.arange(count + 1, dtype=torch.float64), torch.tensor(float(count), dtype=torch.float64)
     ways = (n + 1).lgamma() - (x + 1).lgamma() - (n - x + 1).lgamma()
     log_mass = ways + _log_beta(x + a, n - x + b)

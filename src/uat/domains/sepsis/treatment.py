@@ -1,4 +1,4 @@
-"""What a treatment does: five clustered actions, three regimes, and one step of the physiology.
+"""Treatments: five clustered actions, their effect in three regimes, and one step of the physiology.
 
 Axes: A actions, R regimes, 3 the physiological state (SOFA, lactate, mean arterial pressure), each on [0, 1].
 """
@@ -18,22 +18,22 @@ REGIMES = ("fluid", "vasopressor", "conservative")
 EFFECTS: tuple[tuple[float, float, float], ...] = ((-0.45, 0.1, 1.0), (-0.35, 1.2, -0.5), (0.55, -1.1, -1.1))
 """Per regime: effect without treatment, per unit of vasopressor, per unit of fluid."""
 EXPERT = (3, 4, 0)
-"""The action that the expert gives in each regime."""
+"""The expert's action in each regime."""
 FREE_REPEATS = 3
-"""The same treatment may follow itself until it was given this often before a benefit wears off."""
+"""Number of times in a row that a treatment can be given before its benefit decreases."""
 
 SOFA, LACTATE, MAP = range(3)
 
 
 @dataclass(slots=True, kw_only=True)
 class Physiology(TensorFields):
-    """Tables of one step, on a device and in a precision of choice."""
+    """Tables for one step, on any device and in any precision."""
 
     effect_RA: Tensor
     direction_3: Tensor
-    """What one unit of response does to each coordinate."""
+    """Change of each coordinate per unit of response."""
     reversion_3: Tensor
-    """Share of the way back to the middle that each coordinate goes by itself."""
+    """Share of the distance to the middle that each coordinate returns per step without treatment."""
     resistance: Tensor
     """Factor on a benefit for every repeat past the free ones."""
 
@@ -48,14 +48,14 @@ class Physiology(TensorFields):
         )
 
     def expected(self, state_3: Tensor, effect: Tensor, repeats: Tensor) -> Tensor:
-        """(..., 3) the next state before noise and limits. repeats: how often this treatment was given in a row."""
+        """(..., 3) next state before noise and limits. repeats: how many times in a row this treatment was given."""
         worn = torch.where(effect > 0, self.resistance ** (repeats - FREE_REPEATS).clamp_min(0), 1.0)
         pull_3 = self.reversion_3 * (0.5 - state_3)
         return state_3 + pull_3 + (effect * worn)[..., None] * self.direction_3
 
 
 def to_state(z: Tensor) -> Tensor:
-    """From z-scores to [0, 1]."""
+    """Convert z-scores to [0, 1]."""
     return (0.5 + 0.2 * z).clamp(0, 1)
 
 

@@ -1,4 +1,4 @@
-"""Sepsis worlds: patients whose response to treatment depends on a regime that nobody sees.
+"""Sepsis worlds: patients whose response to treatment depends on a hidden regime.
 
 Order of events at step t: the regime may change, the patient is observed, the expert labels, the agent treats; the
 state moves under the regime of step t, which earns the reward and may end the episode. A change at t shows in label t,
@@ -33,27 +33,27 @@ RECOVERY_CHANCE, RECOVERY_LEVEL = 0.02, 0.3
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SepsisConfig:
     cohort: str | None = None
-    """Path of your own gym-sepsis sepsis_starting_states.npz; unset: the embedded synthetic cohort."""
+    """Path of a gym-sepsis file sepsis_starting_states.npz of yours; unset: the embedded synthetic cohort."""
     horizon: Steps = 90
     """Steps of one episode, unless the patient recovers or dies."""
     min_segments: Steps = 4
-    """Fewest regime segments of an episode."""
+    """Minimum number of regime segments per episode."""
     max_segments: Steps = 6
-    """Most regime segments of an episode."""
+    """Maximum number of regime segments per episode."""
     min_length: Steps = 3
-    """Fewest steps of a segment."""
+    """Minimum number of steps per segment."""
     evenness: Scale = 1.0
-    """How alike the lengths of an episode's segments are: 1 makes all splits of the horizon equally likely."""
+    """Evenness of the segment lengths of an episode: 1 makes all splits of the horizon equally likely."""
     response: Scale = 0.06
-    """How far the state moves per unit of treatment effect."""
+    """Movement of the state per unit of treatment effect."""
     state_noise: Scale = 0.012
-    """Deviation of the noise on each coordinate of the state, per step."""
+    """Standard deviation of the noise on each coordinate of the state, per step."""
     obs_noise: Amount = 0.1
-    """Deviation of the noise on each observed component, in z-scores."""
+    """Standard deviation of the noise on each observed component, in z-scores."""
     resistance: Annotated[float, Between(0, 1, without_low=True)] = 0.8
     """Factor on a benefit for every repeat of a treatment past the third."""
     reward_scale: Scale = 80.0
-    """Rewards reach every policy multiplied by this."""
+    """Factor on the rewards that policies see."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -96,20 +96,20 @@ class World:
     start_BF: Tensor
     """Clinical columns at the start."""
     still_BO: Tensor
-    """What the columns that never move contribute to the observation."""
+    """Contribution of the constant columns to the observation."""
     regime_BT: Tensor
     shock_BT3: Tensor
     """Noise on the state."""
     blur_BTO: Tensor
     """Noise on the observation."""
     fate_BT: Tensor
-    """Uniform; decides death and recovery."""
+    """Uniform numbers that decide death and recovery."""
     last_B: Tensor
-    """The treatment before."""
+    """The previous treatment."""
     repeats_B: Tensor
-    """How often it was given in a row."""
+    """Number of times in a row that the previous treatment was given."""
     ended_B: Tensor
-    """Where the patient has recovered or died."""
+    """True if the patient has recovered or died."""
     t: int = 0
 
 
@@ -119,7 +119,7 @@ class SepsisSimulator(Simulator[World]):
     def __init__(
         self, config: SepsisConfig, cohort: Cohort, patients: tuple[int, int], device: torch.device | str
     ) -> None:
-        """patients: first row of the cohort that may fall ill here, and the row after the last."""
+        """patients: first row of the cohort to use, and the row after the last."""
         self.config, self.spec, self.device, self.patients = config, config.spec, device, patients
         self.physiology = config.physiology(torch.float32).to(device)
         self.expert_R = torch.tensor(EXPERT, device=device)
@@ -183,7 +183,7 @@ class SepsisSimulator(Simulator[World]):
         return Transition(after, self._observe(after), reward_B, terminated_B)
 
     def facts(self, world: World) -> dict[str, Tensor]:
-        """The state, the regime, the patient's row, and all 46 columns as z-scores, to be read by a person."""
+        """The state, the regime, the patient's row, and all 46 columns as z-scores, for readers."""
         return {
             "state": world.state_B3,
             "regime": world.regime_BT[:, world.t],
@@ -192,14 +192,14 @@ class SepsisSimulator(Simulator[World]):
         }
 
     def clinical(self, world: World) -> Tensor:
-        """(B, F) all columns now."""
+        """(B, F) all clinical columns at this step."""
         return world.start_BF.index_copy(1, self.dynamic, to_z(world.state_B3))
 
     def _observe(self, world: World) -> Tensor:
-        """(B, O) principal components of the 46 columns as they are now, with noise.
+        """(B, O) principal components of the 46 columns at this step, with noise.
 
-        The columns that never move were projected once per patient; a product summed by hand is the same to the last
-        bit in any batch, which a matrix product is not.
+        The constant columns were projected once per patient. An elementwise product and a sum give the same bits in
+        any batch, which a matrix product does not.
         """
         moved_BO = (to_z(world.state_B3)[:, :, None] * self.moving_3O).sum(1)
         return world.still_BO + moved_BO + world.blur_BTO[:, world.t]
