@@ -23,6 +23,7 @@ ROOMS = (
     "src/uat/paper",
     "src/uat/bench",
     "src/uat/nn",
+    "src/uat/methods",
     *(f"src/uat/{name}.py" for name in ("files", "archives", "tensor_files", "lock", "memory", "threads", "rows")),
     *(f"src/uat/{name}.py" for name in ("contracts", "distributions", "spec", "episode", "clock")),
     *(f"src/uat/{name}.py" for name in ("acting", "logs", "checks", "feedback", "noise")),
