@@ -71,7 +71,11 @@ def test_a_class_inside_a_function_has_no_address() -> None:
 
 @pytest.mark.parametrize(
     ("method", "why"),
-    [("wat", "unknown method 'wat'; did you mean 'uat'"), (3, "method=3 must be the name"), (SMALL_ROOM, "no method")],
+    [
+        ("wat", "unknown method 'wat'; did you mean 'uat'"),
+        (3, "method=3 must be the name"),
+        (SMALL_ROOM, "not the config of a known method"),
+    ],
 )
 def test_what_is_no_method_is_refused(method: Any, why: str) -> None:
     with pytest.raises((ValueError, TypeError), match=why):
