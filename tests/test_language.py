@@ -23,6 +23,7 @@ ROOMS = (
     "src/uat/paper",
     "src/uat/bench",
     "src/uat/nn",
+    "src/uat/methods",
     *(f"src/uat/{name}.py" for name in ("files", "archives", "tensor_files", "lock", "memory", "threads", "rows")),
     *(f"src/uat/{name}.py" for name in ("contracts", "distributions", "spec", "episode", "clock")),
     *(f"src/uat/{name}.py" for name in ("acting", "logs", "checks", "feedback", "noise")),
@@ -34,11 +35,17 @@ ROOMS = (
     "tests/training",
     "tests/serving",
     "tests/data",
+    "tests/domains",
     "tests/evaluation",
     "tests/paper",
     "tests/bench",
     "tests/robustness",
-    *(f"tests/test_{name}.py" for name in ("lock", "terminal", "results")),
+    *(f"tests/test_{name}.py" for name in ("lock", "terminal", "results", "feedback", "config", "cli", "registry")),
+    *(
+        f"tests/test_{name}.py"
+        for name in ("runs", "clock", "acting", "contracts", "renamed", "mistakes", "api", "noise")
+    ),
+    *(f"tests/test_{name}.py" for name in ("plugins", "one_clock", "logs", "spaces", "laws")),
     "results",
     "docs",
     "benchmarks",

@@ -92,7 +92,7 @@ def predicted(policy: CaDM, batch: Batch, context_BTC: Tensor) -> tuple[Tensor, 
         (policy.forwards, obs[:, :-1], obs[:, 1:], 1),
         (policy.backwards, obs[:, 1:], obs[:, :-1], -1),
     ):
-        told = policy.asked(model, *(x.flatten(0, 1) for x in (known, action[:, :-1], context_BTC[:, :-1]))).mean(0)
+        told = policy.predict(model, *(x.flatten(0, 1) for x in (known, action[:, :-1], context_BTC[:, :-1]))).mean(0)
         moved = way * policy.moved_units.back(way * told[:, :2])
         errors.append((known.flatten(0, 1) + moved - asked.flatten(0, 1)).norm(dim=-1).view(len(obs), -1))
     return errors[0], errors[1]
@@ -316,7 +316,7 @@ def test_a_bad_setting_is_named_with_its_value(settings: dict[str, Any], message
 
 
 def test_too_many_plans_are_refused_with_their_number() -> None:
-    with pytest.raises(ValueError, match=r"plan_steps=8 of 4 actions are 65536 plans, and 20000 are the most"):
+    with pytest.raises(ValueError, match=r"are 65536 plans, and at most 20000 are supported: lower plan_steps"):
         build("cadm", DISCRETE, plan_steps=8)
 
 

@@ -100,7 +100,7 @@ def test_what_ends_has_no_future() -> None:
     assert cut["critic"][1] == trajectory.valid.sum() - 5
     assert cut["value"][1] == trajectory.valid.sum()
     value_BT = torch.full(trajectory.valid.shape, 10.0)
-    wanted_BT, known_BT = policy._wanted(clock.batch(trajectory), value_BT)
+    wanted_BT, known_BT = policy._critic_target(clock.batch(trajectory), value_BT)
     assert torch.equal(known_BT, trajectory.valid)
     ends = trajectory.done
     torch.testing.assert_close(wanted_BT[ends], trajectory.reward[ends])

@@ -198,7 +198,7 @@ def register_method(
 
 
 def known_as(method: Any) -> tuple[str, Any]:
-    """Return a method's name in configs and files, and its settings, which are None unless a config is given.
+    """Return a method's name in configs and files, and its settings: the given config, or None.
 
     method: a name, an address (imported here, because the caller named it), a policy class, or a config.
     """

@@ -1,28 +1,28 @@
-"""BERT4Rec: a Transformer over items that looks both ways, and fills gaps.
+"""BERT4Rec: a bidirectional Transformer over items that fills gaps.
 
 Source: Sun et al. 2019, "BERT4Rec: Sequential Recommendation with Bidirectional Encoder Representations from
 Transformer" (CIKM).
 
-To decide at step t a mask token stands behind the items seen so far, o_1 .. o_t [mask], every token sees every other
-one, and the answer is read off at the mask. Learning is a Cloze test: in o_1 .. o_T [mask] a share of the items is
-replaced by mask tokens, and at each mask the answer is asked that would have been asked there: the answer of step t
-lies at the place of o_{t+1}. One pass serves a whole episode.
+To decide at step t, a mask token follows the items seen so far, o_1 .. o_t [mask]. Every token attends to every other
+one, and the output at the mask is the decision. Training is a Cloze test: in o_1 .. o_T [mask], mask tokens replace a
+share of the items, and the target at each mask is that of the decision there: the decision of step t lies at the
+position of o_{t+1}. One pass serves a whole episode.
 
-  x_s = Dropout(LN(E_{o_s} + p_s)), with m in the place of E_{o_s} at a mask
+  x_s = Dropout(LN(E_{o_s} + p_s)), with m in place of E_{o_s} at a mask
   x   = L blocks of `nn/bidirectional.py`
   r   = E LN(GELU(W x + b)) + b_O              at the masks; the table E that embeds items also scores them
 
-Acting works the whole prefix out again at each step, since a token that comes changes what all others have become. What
-does not change is kept: embedded items, and the first layer's keys and values.
+Acting computes the whole prefix again at each step, since a new token changes the representations of all others.
+Embedded items and the first layer's keys and values do not change, and are cached.
 
 Differences from the paper
-  1. a mask asks for the domain's target; where the targets are the next
-     items, that is the item under the mask                              test_cloze_learns_a_toy_alphabet_exactly
-  2. the last place is always a mask, the first never: it answers no
-     step; the paper also adds sequences with the last mask alone, here a
-     share of the episodes                                               test_what_is_masked
-  3. where an episode starts in a table (`Batch.start`) means nothing,
-     and episodes longer than the horizon are refused                    test_longer_episodes_are_refused
+  1. the target at a mask is the domain's; where targets are the next
+     items, it is the item under the mask                                test_cloze_learns_a_toy_alphabet_exactly
+  2. the last position is always a mask, the first never, since no
+     step decides there; the paper adds sequences with only the last
+     mask, here a share of the episodes is like that                     test_what_is_masked
+  3. `Batch.start` has no effect, and episodes longer than the
+     horizon are refused                                                 test_longer_episodes_are_refused
 Choices that the paper leaves open, taken from the authors' code: LayerNorm after the embedding and after GELU(W x + b);
 matrices start at N(0, 0.02²), biases at zero.
 """
@@ -50,17 +50,17 @@ from uat.spec import Spec
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BERT4RecConfig(BackboneConfig):
     mask_share: Share = 0.2
-    """Share of the items that the Cloze test hides."""
+    """Share of the items that the Cloze test masks."""
     last_share: Share = 0.1
-    """Share of the training episodes in which the last place alone is a mask, as it is when deciding."""
+    """Share of the training episodes in which only the last position is a mask, as in acting."""
 
 
 @dataclass(slots=True)
 class BERT4RecState(Memory):
     x_BSD: Tensor
-    """Embedded items, and behind them the mask token, which the next item writes over."""
+    """Embedded items, followed by the mask token, which the next item overwrites."""
     kv_BSF: Tensor
-    """Their keys and values in the first layer."""
+    """Keys and values of these tokens in the first layer."""
     length_B: Tensor
     """Items that each stream has seen."""
 
@@ -69,7 +69,7 @@ class BERT4Rec(Policy):
     config: BERT4RecConfig
     head: ItemHead
     sampling_seed: Tensor
-    """Decides what the Cloze test hides."""
+    """Seed of the masks of the Cloze test."""
 
     def __init__(self, spec: Spec, config: BERT4RecConfig) -> None:
         super().__init__(spec, config)
@@ -92,7 +92,7 @@ class BERT4Rec(Policy):
     @classmethod
     def refusal(cls, spec: Spec) -> str | None:
         if spec.horizon is None:
-            return "sees whole episodes, whose length decides its table of places: it takes a horizon, not None"
+            return "needs a horizon for its table of positions, not None"
         return item_refusal(spec)
 
     @staticmethod
@@ -103,7 +103,7 @@ class BERT4Rec(Policy):
     # ------------------------------------------------------------ learning
 
     def loss(self, batch: Batch) -> Losses:
-        """The Cloze test."""
+        """Return the loss of the Cloze test."""
         hidden_BT = self.hidden(batch.valid)
         x_BSD, visible_BS = self._gapped(batch, hidden_BT)
         h_BSD = self.answer(self.backbone(x_BSD, self.backbone.keys_values(x_BSD), visible_BS=visible_BS))
@@ -111,7 +111,7 @@ class BERT4Rec(Policy):
         return {"cloze": masked_sum(self.head.nll(h_BSD[:, 1:], target_BT, batch.allowed), hidden_BT)}
 
     def hidden(self, valid_BT: Tensor) -> Tensor:
-        """(B, T) True where the answer is asked, so that a mask stands in the next place; decided by the seed alone."""
+        """Return a mask (B, T) of the steps with a loss, whose next position is masked; depends only on the seed."""
         streams, steps = valid_BT.shape
         ids_B = self.sampling_seed + torch.arange(streams, device=valid_BT.device)
         draw_BS = uniform(0, "bert4rec.cloze", ids_B, steps + 1)
@@ -119,18 +119,18 @@ class BERT4Rec(Policy):
         return valid_BT & (some_BT | self._last(valid_BT))
 
     def final(self, batch: Batch) -> Tensor:
-        """One pass, with the last place alone a mask."""
+        """Return h (B, D) of the last decision, by one pass in which only the last position is a mask."""
         x_BSD, visible_BS = self._gapped(batch, self._last(batch.valid))
         kv_BSF = self.backbone.keys_values(x_BSD)
         return self.answer(self.backbone(x_BSD, kv_BSF, visible_BS=visible_BS, asked_B=batch.valid.sum(1)))
 
     def _last(self, valid_BT: Tensor) -> Tensor:
-        """(B, T) True at the last real step."""
+        """Return (B, T), True at the last real step."""
         follows_BT = torch.cat([valid_BT[:, 1:], torch.zeros_like(valid_BT[:, :1])], dim=1)
         return valid_BT & ~follows_BT
 
     def _gapped(self, batch: Batch, hidden_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens (B, T + 1, D) with masks in the places behind hidden steps, and which of them are real."""
+        """Return tokens (B, T + 1, D) with masks in the positions after hidden steps, and which tokens are real."""
         first_B1 = torch.ones_like(hidden_BT[:, :1])
         e_BSD = nn.functional.pad(self.head.embed(batch.obs), (0, 0, 0, 1))
         mask_BS1 = torch.cat([~first_B1, hidden_BT], dim=1)[..., None]
@@ -140,7 +140,7 @@ class BERT4Rec(Policy):
     # ------------------------------------------------------------ deciding
 
     def features(self, batch: Batch) -> Tensor:
-        """The prefix of every step worked out anew, as streaming does."""
+        """Compute the prefix of every step again, as acting does."""
         steps = self._check(batch.obs.shape[1])
         x_BTD = self._placed(self.head.embed(batch.obs), slice(0, steps))
         mask_BTD = self._placed(self.mask_D, slice(1, steps + 1)).expand_as(x_BTD)
@@ -172,7 +172,7 @@ class BERT4Rec(Policy):
         return self.head.logits(self.answer(h_BD), step.allowed), state
 
     def _write(self, state: BERT4RecState, e_BD: Tensor) -> None:
-        """Put a token of each stream, embedded, into its next place."""
+        """Write one embedded token of each stream into its next position."""
         x_B1D = self._placed(e_BD, state.length_B)[:, None]
         for kept, value in ((state.x_BSD, x_B1D), (state.kv_BSF, self.backbone.keys_values(x_B1D))):
             kept.scatter_(1, state.length_B[:, None, None].expand_as(value), value.to(kept.dtype))
@@ -181,9 +181,9 @@ class BERT4Rec(Policy):
         return self.drop(self.norm(e + self.places_SD[place]))
 
     def _check(self, steps: int) -> int:
-        """Refuse what is longer than the table of places."""
+        """Return `steps`, or raise ValueError if the position table is too short for them."""
         if steps >= len(self.places_SD):
             raise ValueError(
-                f"{steps} steps do not fit BERT4Rec's table of places, made for a horizon of {self.spec.horizon}"
+                f"{steps} steps do not fit BERT4Rec's position table, made for a horizon of {self.spec.horizon}"
             )
         return steps

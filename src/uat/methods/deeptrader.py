@@ -1,35 +1,35 @@
-"""DeepTrader: a unit that scores assets beside each other, and one that reads the market and decides how much to risk.
+"""DeepTrader: an asset unit that scores all assets jointly, and a market unit that sets the share of cash.
 
 Source: Wang, Huang, Tu, Zhang and Xu, "DeepTrader: A Deep Reinforcement Learning Approach for Risk-Return Balanced
 Portfolio Management with Market Conditions Embedding" (AAAI 2021).
 
   asset unit     L blocks over days and assets: a dilated causal convolution, a graph convolution over the correlation
-                 of returns and over a learnt graph, spatial attention S = softmax(V relu(Q K')), a residual; then a
+                 of returns and over a learned graph, spatial attention S = softmax(V relu(Q K')), a residual; then a
                  score s_i = sigmoid(w · h_i) for each asset
-  market unit    an LSTM over the market's conditions and attention over its past give the share ρ that is kept back
+  market unit    an LSTM over the market's conditions and attention over its past give the share ρ of cash
   portfolio      ρ in cash; 1 - ρ over the G assets with the highest scores, by the softmax of these
 
   asset unit learns       Σ_i softmax(s)_i z_i         z: returns of the day, standardised across assets
   market unit learns      mean return / softplus(largest drawdown) of the window's portfolio
 
-Prices do not answer to actions: what any portfolio would have earned is known, and gradients are exact.
+Prices do not depend on actions, so the return of any portfolio is known, and gradients are exact.
 
 Differences from the paper
   1. long only: what the paper sells short, ρ, is cash here. The paper's
-     reward of ρ, the drawdown alone, would then be best with nothing held;
-     the authors' code has the ratio of return to it as well             test_the_market_unit_holds_back_where_it_falls
+     reward of ρ, only the drawdown, would then be best with no asset held;
+     the authors' code also divides the return by it                     test_the_market_unit_holds_back_where_it_falls
   2. exact gradients of both rewards; the paper samples ρ from a Gaussian
      and weighs its likelihood                                           test_losses_equal_the_equations
-  3. the asset unit's reward without the logarithm around it, which has no
-     value below zero                                                    test_losses_equal_the_equations
+  3. the asset unit's reward has no logarithm around it, which would be
+     undefined below zero                                                test_losses_equal_the_equations
   4. correlation is that of the indicators' daily changes in the episode
      so far, since returns are not observed; the paper's graph is fixed  test_the_graph_is_the_correlation_of_changes
-  5. attention across assets is taken at every step, on what the
-     convolutions hold of the days before; in the paper once per window  test_a_block_equals_the_equations
+  5. attention across assets is computed at every step, over the output
+     of the convolutions; in the paper once per window                   test_a_block_equals_the_equations
   6. LayerNorm instead of BatchNorm, so that a stream needs no batch     test_streaming_equals_all_at_once
   7. market conditions are mean and deviation of the indicators over the
      assets that trade; the paper has an index and macro data            test_the_market_is_seen_as_mean_and_deviation
-  8. assets without a place among the G have e^-40 of a weight, not zero test_only_the_best_assets_are_held
+  8. assets outside the best G have a weight of about e^-40, not zero    test_only_the_best_assets_are_held
 
 Axes: B batch, T time, N and M assets, F indicators, D width, A cash and assets.
 """
@@ -52,10 +52,10 @@ from uat.settings import Decay, Layers, Width, check_fields
 from uat.spec import Assets, Spec
 
 LITTLE = 40.0
-"""How far below the others an asset counts that is not among the best."""
+"""Amount subtracted from the scores of assets outside the best G."""
 TINY = 1e-8
 STILL = 1e-6
-"""Assets whose returns differ by less moved as one."""
+"""Smallest deviation of returns across assets; smaller differences count as equal returns."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,22 +65,22 @@ class DeepTraderConfig:
     d_spatial: Width = 8
     """Width of queries and keys in the attention across assets."""
     num_blocks: Layers = 4
-    """Blocks of the asset unit; the l-th looks back 2^l days more than the one before."""
+    """Blocks of the asset unit; block l looks back 2^l days further than the block before."""
     d_market: Width = 32
     """Width of the market unit."""
     winners: Width = 4
-    """Assets that are held, G."""
+    """Number of assets to hold, G."""
     graph_decay: Decay = 0.97
-    """How much of yesterday's correlation counts today."""
+    """Weight of yesterday's correlation statistics today."""
     dropout: Decay = 0.5
-    """Share of activations of the asset unit that are dropped in training."""
+    """Dropout in the asset unit, as a share of activations."""
 
     def __post_init__(self) -> None:
         check_fields(self)
 
 
 class Block(nn.Module):
-    """One layer of the asset unit, on (..., N, D); the leading axes are (B, T), or (B,) in a step."""
+    """One layer of the asset unit, on (..., N, D). Leading axes are (B, T), or (B,) in a step."""
 
     def __init__(self, config: DeepTraderConfig, assets: int, dilation: int) -> None:
         super().__init__()
@@ -94,25 +94,25 @@ class Block(nn.Module):
         self.norm = nn.LayerNorm(d)
         self.drop = nn.Dropout(config.dropout)
 
-    def forward(self, now: Tensor, before: Tensor, graphs: tuple[Tensor, Tensor], there: Tensor) -> Tensor:
-        """before: the same `dilation` days earlier; graphs: (..., N, M) rows that say who counts for whom."""
+    def forward(self, now: Tensor, before: Tensor, graphs: tuple[Tensor, Tensor], tradable_mask: Tensor) -> Tensor:
+        """Apply the block. before: the input `dilation` days earlier; graphs: weights (..., N, M) of assets M for N."""
         x = self.drop(F.relu(self.temporal(torch.cat([now, before], dim=-1))))
         x = self.drop(self.graph(torch.cat([x, *(graph @ x for graph in graphs)], dim=-1)))
         affinity = F.relu(self.query(x) @ self.key(x).transpose(-1, -2))
-        return self.norm(_shares(self.among(affinity), there) @ x + self.residual(now))
+        return self.norm(_shares(self.among(affinity), tradable_mask) @ x + self.residual(now))
 
 
 @dataclass(slots=True)
 class DeepTraderState(Memory):
     days_BKND: list[Tensor]
-    """Per block, what went into it in the last days, the oldest first; K is the block's dilation."""
+    """Inputs of each block in the last days, oldest first; K is the block's dilation."""
     obs_BNF: Tensor
-    """What was seen the day before."""
+    """Observation of the day before."""
     together_BNN: Tensor
-    """Discounted sum of products of the assets' changes."""
+    """Discounted sums of products of the assets' changes."""
     memory_BD: LSTMState
     seen_BSD: Tensor
-    """Hidden states of the market unit so far."""
+    """Past hidden states of the market unit."""
     length_B: Tensor
 
 
@@ -138,21 +138,21 @@ class DeepTrader(Policy):
     # ------------------------------------------------------------ all steps at once
 
     def features(self, batch: Batch) -> Tensor:
-        """(B, T, A): the logit of ρ, and a score in (0, 1) for each asset."""
+        """Return (B, T, A): the logit of ρ, and a score in (0, 1) for each asset."""
         obs_BTNF = batch.obs.to(self.place.dtype)
-        there_BTN = tradable(batch.allowed, obs_BTNF[..., 0])
-        graphs = self._graphs(self.correlated(obs_BTNF), there_BTN)
+        tradable_BTN = tradable(batch.allowed, obs_BTNF[..., 0])
+        graphs = self._graphs(self.correlated(obs_BTNF), tradable_BTN)
         x_BTND = self.enter(obs_BTNF)
         for block in self._blocks():
             before_BTND = F.pad(x_BTND, (0, 0, 0, 0, block.dilation, 0))[:, : x_BTND.shape[1]]
-            x_BTND = block(x_BTND, before_BTND, graphs, there_BTN)
-        hidden_BTD = self.market(conditions(obs_BTNF, there_BTN))
+            x_BTND = block(x_BTND, before_BTND, graphs, tradable_BTN)
+        hidden_BTD = self.market(conditions(obs_BTNF, tradable_BTN))
         caution_BT1 = self.caution(torch.cat([hidden_BTD, self.recall(hidden_BTD)], dim=-1))
         return torch.cat([caution_BT1, self.score(x_BTND)[..., 0].sigmoid()], dim=-1)
 
     @torch.no_grad()
     def correlated(self, obs_BTNF: Tensor) -> Tensor:
-        """(B, T, N, N) discounted sums of products of the assets' changes, up to each day."""
+        """Return discounted sums (B, T, N, N) of products of the assets' changes, up to each day."""
         change_BTNF = F.pad(obs_BTNF[:, 1:] - obs_BTNF[:, :-1], (0, 0, 0, 0, 1, 0))
         day_T = torch.arange(obs_BTNF.shape[1], device=obs_BTNF.device)
         age_TT = (day_T[:, None] - day_T).to(obs_BTNF.dtype)
@@ -163,9 +163,9 @@ class DeepTrader(Policy):
     def logits(self, batch: Batch) -> Tensor:
         return self.allocate(self.features(batch), batch.allowed)
 
-    def allocate(self, found: Tensor, allowed: Tensor | None) -> Tensor:
-        """(..., A) log weights: ρ in cash, the rest over the best assets by the softmax of their scores."""
-        caution, score = found[..., :1], found[..., 1:]
+    def allocate(self, features: Tensor, allowed: Tensor | None) -> Tensor:
+        """Return log weights (..., A): ρ in cash, the rest over the best assets by the softmax of their scores."""
+        caution, score = features[..., :1], features[..., 1:]
         score = score.masked_fill(~tradable(allowed, score), -FAR)
         least = score.topk(min(self.config.winners, self.assets), dim=-1).values[..., -1:]
         kept = torch.where(score >= least, score, score - LITTLE).log_softmax(-1)
@@ -174,27 +174,27 @@ class DeepTrader(Policy):
     # ------------------------------------------------------------ learning
 
     def phases(self) -> tuple[Phase, ...]:
-        """Whoever plays, prices are the same: the expert does, since it costs nothing."""
+        """Return the only phase. Actions do not change prices, so the expert plays, which is cheapest."""
         return (Phase("rewards", self.loss, behaviour=Behaviour(0.0)),)
 
     def loss(self, batch: Batch) -> Losses:
-        found_BTA = self.features(batch)
+        features_BTA = self.features(batch)
         return_BTN = relatives(batch)[..., 1:] - 1
         held_BTN = tradable(batch.allowed, return_BTN) & batch.valid[..., None]
-        share_BTN = _shares(found_BTA[..., 1:], held_BTN)
+        share_BTN = _shares(features_BTA[..., 1:], held_BTN)
         gained_BT = (share_BTN * across(return_BTN, held_BTN)).sum(-1)
-        ratio_B = reward_of_risk(self._earned(found_BTA, batch.allowed, return_BTN), batch.valid)
+        ratio_B = reward_of_risk(self._earned(features_BTA, batch.allowed, return_BTN), batch.valid)
         return {
             "assets": masked_sum(-gained_BT, batch.valid),
             "market": masked_sum(-self.spec.reward_scale * ratio_B, batch.valid[:, 0]),
         }
 
-    def _earned(self, found_BTA: Tensor, allowed: Tensor | None, return_BTN: Tensor) -> Tensor:
-        """(B, T) what the portfolio earns, as a function of ρ alone: the assets' shares are the other unit's."""
+    def _earned(self, features_BTA: Tensor, allowed: Tensor | None, return_BTN: Tensor) -> Tensor:
+        """Return the portfolio's returns (B, T) as a function of ρ; the assets' shares get no gradient here."""
         with torch.no_grad():
-            weights_BTN = self.allocate(found_BTA, allowed)[..., 1:].exp()
+            weights_BTN = self.allocate(features_BTA, allowed)[..., 1:].exp()
             share_BTN = weights_BTN / weights_BTN.sum(-1, keepdim=True).clamp_min(TINY)
-        return (-found_BTA[..., 0]).sigmoid() * (share_BTN * return_BTN).sum(-1)
+        return (-features_BTA[..., 0]).sigmoid() * (share_BTN * return_BTN).sum(-1)
 
     # ------------------------------------------------------------ acting
 
@@ -211,25 +211,25 @@ class DeepTrader(Policy):
 
     def step(self, state: DeepTraderState, step: Step) -> tuple[Tensor, DeepTraderState]:
         first_B11, obs_BNF = step.first[:, None, None], step.obs.to(self.place.dtype)
-        there_BN = tradable(step.allowed, obs_BNF[..., 0])
+        tradable_BN = tradable(step.allowed, obs_BNF[..., 0])
         change_BNF = (obs_BNF - state.obs_BNF).masked_fill(first_B11, 0.0)
         together_BNN = state.together_BNN.masked_fill(first_B11, 0.0) * self.config.graph_decay
         together_BNN = together_BNN + change_BNF @ change_BNF.transpose(-1, -2)
-        graphs = self._graphs(together_BNN, there_BN)
+        graphs = self._graphs(together_BNN, tradable_BN)
         x_BND, days = self.enter(obs_BNF), []
         for block, past in zip(self._blocks(), state.days_BKND, strict=True):
             past = past.masked_fill(first_B11[..., None], 0.0)
             days.append(torch.cat([past[:, 1:], x_BND[:, None]], dim=1))
-            x_BND = block(x_BND, past[:, 0], graphs, there_BN)
-        caution_B1, memory, seen_BSD, length_B = self._caution(state, step.first, conditions(obs_BNF, there_BN))
-        found_BA = torch.cat([caution_B1, self.score(x_BND)[..., 0].sigmoid()], dim=-1)
+            x_BND = block(x_BND, past[:, 0], graphs, tradable_BN)
+        caution_B1, memory, seen_BSD, length_B = self._caution(state, step.first, conditions(obs_BNF, tradable_BN))
+        features_BA = torch.cat([caution_B1, self.score(x_BND)[..., 0].sigmoid()], dim=-1)
         after = DeepTraderState(days, obs_BNF, together_BNN, memory, seen_BSD, length_B)
-        return self.allocate(found_BA, step.allowed), after
+        return self.allocate(features_BA, step.allowed), after
 
     def _caution(
         self, state: DeepTraderState, first_B: Tensor, market_BI: Tensor
     ) -> tuple[Tensor, LSTMState, Tensor, Tensor]:
-        """The logit of ρ, and what the market unit remembers after this step."""
+        """Return the logit of ρ, and the market unit's memory after this step."""
         hidden, cell = (part.masked_fill(first_B[:, None], 0.0) for part in state.memory_BD)
         memory = self.market.step((hidden, cell), market_BI)
         length_B = state.length_B.masked_fill(first_B, 0)
@@ -241,47 +241,47 @@ class DeepTrader(Policy):
 
     # ------------------------------------------------------------ graphs
 
-    def _graphs(self, together: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
-        """Who counts for whom, by correlation and by what was learnt; rows (..., N, M) over assets that are there."""
-        learnt_NN = F.relu(self.place @ self.place.T)
-        return correlation(together, there), _shares(learnt_NN.expand_as(together), there)
+    def _graphs(self, together: Tensor, tradable_mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the graphs of correlation and of learned affinity, with rows (..., N, M) over tradable assets."""
+        affinity_NN = F.relu(self.place @ self.place.T)
+        return correlation(together, tradable_mask), _shares(affinity_NN.expand_as(together), tradable_mask)
 
     def _blocks(self) -> list[Block]:
         return [block for block in self.blocks if isinstance(block, Block)]
 
 
-def correlation(together: Tensor, there: Tensor) -> Tensor:
-    """Positive correlations (..., N, M), each row as shares that sum to one; zero where nothing has moved yet."""
+def correlation(together: Tensor, tradable_mask: Tensor) -> Tensor:
+    """Return positive correlations (..., N, M) with rows normalised to one; zeros before the first price change."""
     size = together.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
-    found = F.relu(together) / (size[..., :, None] * size[..., None, :]).clamp_min(TINY)
-    found = found * there[..., None, :]
-    return found / found.sum(-1, keepdim=True).clamp_min(TINY)
+    graph = F.relu(together) / (size[..., :, None] * size[..., None, :]).clamp_min(TINY)
+    graph = graph * tradable_mask[..., None, :]
+    return graph / graph.sum(-1, keepdim=True).clamp_min(TINY)
 
 
-def conditions(obs: Tensor, there: Tensor) -> Tensor:
-    """(..., 2F) mean and deviation of every indicator over the assets that are there."""
-    weight = (there / there.sum(-1, keepdim=True).clamp_min(1)).to(obs.dtype)[..., None]
+def conditions(obs: Tensor, tradable_mask: Tensor) -> Tensor:
+    """Return the mean and deviation (..., 2F) of every indicator over the tradable assets."""
+    weight = (tradable_mask / tradable_mask.sum(-1, keepdim=True).clamp_min(1)).to(obs.dtype)[..., None]
     mean = (weight * obs).sum(-2)
     return torch.cat([mean, (weight * (obs - mean[..., None, :]).square()).sum(-2).sqrt()], dim=-1)
 
 
 def across(return_BTN: Tensor, held_BTN: Tensor) -> Tensor:
-    """Returns of a day, standardised across the assets that may be held; zero elsewhere."""
+    """Standardise each day's returns across the assets that may be held; other assets get zero."""
     count_BT1 = held_BTN.sum(-1, keepdim=True).clamp_min(1)
     centred_BTN = (return_BTN - (return_BTN * held_BTN).sum(-1, keepdim=True) / count_BT1) * held_BTN
     return centred_BTN / (centred_BTN.square().sum(-1, keepdim=True) / count_BT1).sqrt().clamp_min(STILL)
 
 
 def reward_of_risk(earned_BT: Tensor, valid_BT: Tensor) -> Tensor:
-    """(B,) mean return over softplus(largest drawdown) of every episode."""
+    """Return the mean return over softplus(largest drawdown) of every episode, (B,)."""
     log_BT = F.pad(torch.log1p(earned_BT).cumsum(1), (1, 0))
     fallen_B = (log_BT.cummax(1).values - log_BT).amax(1)
     mean_B = earned_BT.sum(1) / valid_BT.sum(1).clamp_min(1)
     return mean_B / F.softplus(-torch.expm1(-fallen_B))
 
 
-def _shares(score: Tensor, there: Tensor) -> Tensor:
-    """softmax over the assets that are there; `there` (..., M) counts for every row of (..., N, M)."""
-    if score.dim() > there.dim():
-        there = there[..., None, :]
-    return score.masked_fill(~there, -FAR).softmax(-1)
+def _shares(score: Tensor, tradable_mask: Tensor) -> Tensor:
+    """Softmax over the tradable assets; a mask (..., M) applies to every row of scores (..., N, M)."""
+    if score.dim() > tradable_mask.dim():
+        tradable_mask = tradable_mask[..., None, :]
+    return score.masked_fill(~tradable_mask, -FAR).softmax(-1)

@@ -1,25 +1,25 @@
-"""SARL: reinforcement learning whose state is augmented by predicted price movements.
+"""SARL: reinforcement learning for portfolios, with predicted price movements in the state.
 
 Source: Ye, Pei, Wang, Chen, Zhu, Xiao and Li, "Reinforcement-Learning based Portfolio Management with Augmented Asset
 Movement Prediction States" (AAAI 2020). Its policy network is that of Jiang, Xu and Liang (2017): identical evaluators,
-one for each asset with common weights, and a learnt score of cash.
+one for each asset with shared weights, and a learned score of cash.
 
-  movement   δ_it = P(asset i rises by the next close | o_i1 .. o_it)    an LSTM per asset, common weights, learnt first
+  movement   δ_it = P(asset i rises by the next close | o_i1 .. o_it)    one LSTM for all assets, trained first
   state      s_it = [o_it; δ_it]                                         of the last W days
   policy     w_t = softmax([c; f(s_i,t-W+1 .. s_it)])                    convolution over days, whole window, score
-  learning   maximise the mean of log(w_t · y_t)                         deterministic policy gradient: y is given
+  learning   maximise the mean of log(w_t · y_t)                         deterministic policy gradient: y is known
 
-Actions do not move prices, so the return of any weights is known exactly, and so is the gradient of it.
+Actions do not move prices, so the return of any weights and its gradient are known exactly.
 
 Differences from the paper
   1. the predictor reads prices' indicators alone, as for the paper's
      Bitcoin data; there is no news                                        test_movements_that_can_be_told_are_learnt
-  2. the weights of the day before are no input, so it sees nothing of
-     its feedback, and costs of trading are not in what is learnt          test_feedback_is_seen_exactly_as_declared
-  3. the predictor is left alone once it is learnt                         test_the_portfolio_leaves_the_predictor_alone
+  2. the weights of the day before are not an input, so the policy sees
+     no feedback, and the objective has no trading costs                   test_feedback_is_seen_exactly_as_declared
+  3. the predictor is frozen after its training                            test_the_portfolio_leaves_the_predictor_alone
   4. assets that may not be held have no weight                            test_masked_actions_have_probability_zero
 
-Axes: B batch, T time, N assets, F indicators, C indicators and movement, W days of the state, A cash and assets.
+Axes: B batch, T time, N assets, F indicators, C indicators plus movement, W days of the state, A cash and assets.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class SARLConfig:
     d_movement: Width = 32
     """Width of the LSTM that predicts movements."""
     movement_share: Inner = 0.04
-    """Epochs in which movements are learnt, as a share of `train.epochs`."""
+    """Epochs of the movement predictor's training, as a share of `train.epochs`."""
     window: Annotated[int, Between(KERNEL, MOST_STEPS)] = 20
-    """Days of the policy's state."""
+    """Days in the policy's state."""
     channels: Width = 8
     """Channels of the convolution over days."""
     d_evaluator: Width = 20
@@ -64,9 +64,9 @@ class SARLConfig:
 @dataclass(slots=True)
 class SARLState(Memory):
     memory_BND: LSTMState
-    """Of the predictor."""
+    """LSTM state of the predictor."""
     recent_BNCW: Tensor
-    """The states of the last days, the newest last; zeros before the first."""
+    """States of the last days, newest last; zeros before the first day."""
 
 
 class SARL(Policy):
@@ -91,12 +91,12 @@ class SARL(Policy):
     # ------------------------------------------------------------ movement
 
     def movement(self, obs_BTNF: Tensor) -> Tensor:
-        """(B, T, N) logits of a rise by the next close."""
+        """Return the logits (B, T, N) of a rise by the next close."""
         rows = obs_BTNF.transpose(1, 2).flatten(0, 1).to(self.cash.dtype)
         return self.rise(self.predictor(rows))[..., 0].view(len(obs_BTNF), self.assets, -1).transpose(1, 2)
 
     def movement_loss(self, batch: Batch) -> Losses:
-        """Cross-entropy of rises, over assets that may be held."""
+        """Return the cross-entropy of rises, over the assets that may be held."""
         logits_BTN = self.movement(batch.obs)
         rose_BTN = (relatives(batch)[..., 1:] > 1).to(logits_BTN.dtype)
         each_BTN = F.binary_cross_entropy_with_logits(logits_BTN, rose_BTN, reduction="none")
@@ -106,33 +106,33 @@ class SARL(Policy):
     # ------------------------------------------------------------ portfolio
 
     def features(self, batch: Batch) -> Tensor:
-        """(B, T, A) what cash and each asset are worth."""
+        """Return the scores (B, T, A) of cash and each asset."""
         with torch.no_grad():
             delta_BTN = self.movement(batch.obs).sigmoid()
         state_BTNC = torch.cat([batch.obs.to(delta_BTN.dtype), delta_BTN[..., None]], dim=-1)
         rows = F.pad(state_BTNC.permute(0, 2, 3, 1).flatten(0, 1), (self.config.window - 1, 0))  # (B N, C, W - 1 + T)
-        return self._valued(self.evaluate(rows).view(len(batch.obs), self.assets, -1).transpose(1, 2))
+        return self._with_cash(self.evaluate(rows).view(len(batch.obs), self.assets, -1).transpose(1, 2))
 
     def evaluate(self, rows: Tensor) -> Tensor:
-        """A score for every whole window of days: (rows, days - W + 1)."""
+        """Return a score for every complete window of days: (rows, days - W + 1)."""
         inner = F.relu(self.evaluator(F.relu(self.days(rows))))
         return self.score(inner.transpose(1, 2))[..., 0]
 
-    def _valued(self, score: Tensor) -> Tensor:
-        """With the score of cash before those of assets."""
+    def _with_cash(self, score: Tensor) -> Tensor:
+        """Prepend the score of cash to the scores of assets."""
         return torch.cat([self.cash.expand(*score.shape[:-1], 1), score], dim=-1)
 
     def logits(self, batch: Batch) -> Tensor:
         return masked(self.features(batch), batch.allowed)
 
     def loss(self, batch: Batch) -> Losses:
-        """-log growth of every real step, in the clock's units."""
+        """Return the negative log growth over real steps, in the clock's units."""
         weights_BTA = self.features(batch).masked_fill(_forbidden(batch), -torch.inf).softmax(-1)
         growth_BT = (weights_BTA * relatives(batch)).sum(-1)
         return {"growth": masked_sum(-self.spec.reward_scale * growth_BT.log(), batch.valid)}
 
     def phases(self) -> tuple[Phase, ...]:
-        """Whoever plays, prices are the same: the expert does, since it costs nothing."""
+        """Return both phases. Actions do not change prices, so the expert plays, which is cheapest."""
         log, share = Behaviour(0.0), self.config.movement_share
         return (
             Phase("movement", self.movement_loss, behaviour=log, share=share, judged_by="nothing"),
@@ -143,7 +143,7 @@ class SARL(Policy):
 
     @property
     def endless(self) -> bool:
-        """The memory of an LSTM and a window of days are all that is kept."""
+        """True: the memory is the state of an LSTM and a window of days."""
         return True
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> SARLState:
@@ -160,16 +160,16 @@ class SARL(Policy):
         before_BNCW = state.recent_BNCW.masked_fill(step.first[:, None, None, None], 0.0)
         recent_BNCW = torch.cat([before_BNCW[..., 1:], now_BNC[..., None]], dim=-1)
         score_BN = self.evaluate(recent_BNCW.flatten(0, 1)).view(-1, self.assets)
-        return masked(self._valued(score_BN), step.allowed), SARLState(self._by_stream(memory), recent_BNCW)
+        return masked(self._with_cash(score_BN), step.allowed), SARLState(self._by_stream(memory), recent_BNCW)
 
     def _by_stream(self, memory: LSTMState) -> LSTMState:
-        """(B, N, D) both, of (B N, D)."""
+        """Reshape both tensors from (B N, D) to (B, N, D)."""
         hidden, cell = (part.unflatten(0, (-1, self.assets)) for part in memory)
         return hidden, cell
 
 
 def _forbidden(batch: Batch) -> Tensor:
-    """(B, T, A) what may not be held; nothing is forbidden in padding, which may say anything."""
+    """Mask (B, T, A) of what may not be held; all False in padding, whose contents are arbitrary."""
     if batch.allowed is None:
         return torch.zeros_like(batch.facts[RELATIVE], dtype=torch.bool)
     return ~batch.allowed & batch.valid[..., None]
