@@ -29,7 +29,7 @@ class Clockwork:
 class Countdown(Simulator[Clockwork]):
     """World b ends with step ends[b]. One observes the time, and earns ten times the time plus the action.
 
-    After its end a world says every second step that it has ended, as if it had not said so before.
+    After its end a world reports at every second step that it has ended.
     """
 
     def __init__(self, action: Discrete | Weights, *, masked: bool = False) -> None:

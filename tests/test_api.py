@@ -58,7 +58,7 @@ PUBLIC = [
     "train",
     "train_together",
 ]
-"""A name that leaves this list breaks somebody's code; a name that joins it is kept for good."""
+"""A name that leaves this list breaks users' code; a name that joins it is kept forever."""
 
 OPTIONAL = ["tyro", "rich", "tensorboard", "hypothesis", "pytest", "matplotlib", "scipy", "pandas", "polars", "sklearn"]
 OPTIONAL += ["gymnasium", "ray", "wandb", "mlflow", "onnx", "onnxruntime", "yfinance", "akshare", "talib", "docutils"]
@@ -122,7 +122,7 @@ print("RESULT" + json.dumps(result))
 
 
 def import_in_a_new_process(bytecode: Path | None = None) -> tuple[dict[str, Any], str]:
-    """What importing did, and what it printed. Bytecode may be kept in a folder of the test's own, as if installed."""
+    """Import in a new process and return its output. Bytecode may be kept in a folder of the test, as if installed."""
     surroundings = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     surroundings |= {} if bytecode is None else {"PYTHONPYCACHEPREFIX": str(bytecode)}
     done = subprocess.run(

@@ -47,7 +47,7 @@ def call(capsys: Captured, *argv: str) -> tuple[int, str, str]:
 
 
 def refused(capsys: Captured, *argv: str) -> str:
-    """What a mistake is answered with: exit 2, nothing on stdout, one line on stderr."""
+    """Check the answer to a mistake: exit code 2, nothing on stdout, one line on stderr."""
     code, out, err = call(capsys, *argv)
     assert (code, out) == (2, "")
     assert err.startswith("uat: ")
@@ -428,7 +428,7 @@ def test_the_run_folder_is_named_after_the_run(
 def test_the_summary_is_that_of_the_epoch_that_was_kept(
     higher: bool, capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where good numbers lie below -1, and where less is better."""
+    """The best epoch is found if good numbers are below -1, and if lower is better."""
     monkeypatch.setattr(DarkRoom, "metrics", (Metric(name="return", higher_is_better=higher),))
     values = iter([-9.0, -3.0, -7.0])
     monkeypatch.setattr("uat.training.trainer.Trainer.validate", lambda _: {"return": next(values)})

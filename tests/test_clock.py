@@ -1,4 +1,4 @@
-"""What travels, the clock, and sums over real steps, against loops and by hand."""
+"""Trajectories and batches, the clock, and sums over real steps, against loops and numbers by hand."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_to_moves_every_tensor() -> None:
 
 @given(steps=st.integers(1, 6), lag=st.integers(0, 9), ids=st.booleans(), wide=st.booleans())
 def test_shift_tells_what_was(steps: int, lag: int, ids: bool, wide: bool) -> None:
-    """Also where the lag is longer than the episode."""
+    """Shifting equals a loop, even if the lag is longer than the episode."""
     shape = (2, steps, 3) if wide else (2, steps)
     x = torch.arange(1, 1 + 6 * steps)[: 2 * steps * (3 if wide else 1)].view(shape)
     x = x if ids else x.double()

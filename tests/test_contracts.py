@@ -38,8 +38,8 @@ ALLOWED = {
     "engines/warm_up.py": "Triton's own objects, which differ by version; named tuples",
     "files.py": "not every system has O_NOFOLLOW",
     "memory.py": "not every system has sysconf",
-    "nn/heads.py": "somebody's own linear map may have no bias",
-    "nn/shifted.py": "somebody's own linear map may have no bias",
+    "nn/heads.py": "a user's linear map may have no bias",
+    "nn/shifted.py": "a user's linear map may have no bias",
     "nn/structure.py": "torch's own module hooks, by the names that torch gives them",
     "paper/studies/workers.py": "not every system has pthread_sigmask",
     "settings.py": "types of fields may be any of typing's",
@@ -77,7 +77,7 @@ def test_a_probe_is_found(code: str, tmp_path: Path) -> None:
 
 
 class Arms(Simulator[Tensor]):
-    """One of three arms pays; which one is hidden. Nobody says what would have been right."""
+    """One of three arms pays; which one is hidden. There is no expert."""
 
     spec = Spec(obs=Vector(1), action=Discrete(3), horizon=5)
 
@@ -93,7 +93,7 @@ class Arms(Simulator[Tensor]):
 
 
 class Bandit(Domain):
-    """As little as a domain can be: its one metric is the return, and nobody stands beside a score."""
+    """The smallest domain: its only metric is the return, and it has no references."""
 
     name, spec = "bandit", Arms.spec
 
@@ -137,7 +137,7 @@ def test_a_world_without_an_expert_is_played_by_agents_and_by_nobody_else() -> N
     assert told is not None
     assert torch.equal(told.reward, -played.reward)
     for nobody in (None, Behaviour()):
-        with pytest.raises(ValueError, match="Arms has no expert that could play: name an agent"):
+        with pytest.raises(ValueError, match="Arms has no expert: give an agent"):
             rollout(nobody, arms, noise)
 
 
@@ -208,7 +208,13 @@ def test_an_episode_ends_or_is_cut_off_and_what_was_seen_last_is_kept() -> None:
     assert played.valid.sum(1).tolist() == [1, 2, 3, 3, 3]
     assert played.truncated is not None
     assert played.terminated.any(1).tolist() == [True, True, True, False, False]
-    assert played.truncated.any(1).tolist() == [False, False, False, True, True]  # whoever ends is not cut as well
+    assert played.truncated.any(1).tolist() == [
+        False,
+        False,
+        False,
+        True,
+        True,
+    ]  # only one end
     assert torch.equal(played.done, played.terminated | played.truncated)
     assert played.final_obs is not None
     assert played.final_obs[:, 0].tolist() == [1, 2, 3, 3, 3]
@@ -251,7 +257,7 @@ def test_an_endless_stream_is_cut_where_one_says() -> None:
     assert not played.truncated[:, :-1].any()
     assert played.final_obs is not None
     assert (played.final_obs == 2).all()
-    with pytest.raises(ValueError, match=r"Spec.horizon=None: .* say how many steps"):
+    with pytest.raises(ValueError, match=r"Spec.horizon=None: .* give the number of steps"):
         rollout(Uniform(), arms, noise)
     with pytest.raises(ValueError, match="steps=0 must be at least 1"):
         rollout(Uniform(), arms, noise, steps=0)

@@ -1,4 +1,4 @@
-"""Corruption of the feedback channel: each law on a known stream, and nothing but what is told may change."""
+"""Corruption of the feedback channel: each setting on a known stream; only feedback may change."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Counting(Simulator[tuple[Tensor, int]]):
 
 
 def told_rewards(worlds: int = WORLDS, seed: int = 0, **settings: Any) -> Tensor:
-    """(B, T) what the expert's policy is told of a stream 1, 2, 3, ..."""
+    """(B, T) rewards that a policy sees of a stream 1, 2, 3, ..."""
     simulator = corrupt(Counting(), **settings)
     told = rollout(None, simulator, simulator.noise(torch.arange(worlds), seed)).told
     assert told is not None
@@ -102,7 +102,7 @@ def test_shuffled_rewards_are_uniform_over_those_earned_so_far() -> None:
     told_BT = told_rewards(worlds=20_000, reward="shuffled")
     for t in range(STEPS):
         counts = torch.bincount(told_BT[:, t].long(), minlength=STEPS + 1)
-        assert counts[1 : t + 2].sum() == len(told_BT), f"step {t} is told of what was not yet earned"
+        assert counts[1 : t + 2].sum() == len(told_BT), f"step {t} sees a reward that was not yet earned"
         expected = len(told_BT) / (t + 1)
         assert (counts[1 : t + 2] - expected).abs().max() < 5 * expected**0.5
     late = (told_BT - told_BT.mean(0))[:, 3:]
@@ -132,7 +132,7 @@ def test_logs_are_told_what_the_simulator_tells(settings: dict[str, Any]) -> Non
 
 
 class Recorded(Recording):
-    """The expert's episodes in a room, as somebody wrote them down."""
+    """A recording of the expert's episodes in a room."""
 
     def __init__(self) -> None:
         self.room = DarkRoomSimulator(DarkRoomConfig(horizon=6), "cpu")
@@ -248,13 +248,13 @@ def test_runs_under_the_truth_keep_their_names_and_others_have_their_own() -> No
 
 
 def test_a_run_is_trained_and_scored_under_its_channel(tmp_path: Path) -> None:
-    """The row says the channel, and references are told the truth."""
+    """Rows name the setting of the channel, and references receive true feedback."""
     null = {"feedback.reward": "null", "feedback.action": "null", "train.epochs": 2}
     run = uat.train(override(recipe("darkroom", "vanilla", "smoke"), null), tmp_path / "null", device="cpu")
     found = uat.evaluate(run, device="cpu")
     channel = "feedback.reward=null,feedback.action=null"
     assert {score.setting for score in found.scores} == {channel, f"{channel},train.epochs=2"}
-    assert found.episodes["ceiling"]["accuracy"].mean() > 0.85, "the filter was told nonsense"
+    assert found.episodes["ceiling"]["accuracy"].mean() > 0.85, "the filter received corrupted feedback"
     with pytest.raises(ValueError, match="feedback"):
         uat.train(override(recipe("darkroom", "tent", "smoke"), {"train.epochs": 2}), tmp_path / "t", source=run)
 

@@ -35,13 +35,19 @@ ROOMS = (
     "tests/training",
     "tests/serving",
     "tests/data",
+    "tests/domains",
     "tests/evaluation",
     "tests/paper",
     "tests/bench",
     "tests/nn",
     "tests/methods",
     "tests/robustness",
-    *(f"tests/test_{name}.py" for name in ("lock", "terminal", "results")),
+    *(f"tests/test_{name}.py" for name in ("lock", "terminal", "results", "feedback", "config", "cli", "registry")),
+    *(
+        f"tests/test_{name}.py"
+        for name in ("runs", "clock", "acting", "contracts", "renamed", "mistakes", "api", "noise")
+    ),
+    *(f"tests/test_{name}.py" for name in ("plugins", "one_clock", "logs", "spaces", "laws")),
     "results",
     "docs",
     "benchmarks",

@@ -134,7 +134,7 @@ def test_streaming_equals_the_parallel_pass(method: str, spec: Spec, dtype: torc
 @both_methods
 @given(seed=seeds, at=st.integers(1, 6))
 def test_stream_restarted_in_mid_episode_is_a_fresh_episode(method: str, spec: Spec, seed: int, at: int) -> None:
-    """Stream 1 starts anew at step `at`; streams 0 and 2 go on as if nothing had happened."""
+    """Stream 1 starts again at step `at`; streams 0 and 2 continue unaffected."""
     policy = build_random(method, spec, seed=seed)
     going, fresh = (random_batch(spec, seed=seed + i) for i in range(2))
     restarted_B = torch.tensor([False, True, False])
@@ -167,7 +167,7 @@ def mixed(chosen_B: Tensor, a: Any, b: Any) -> Any:
 
 
 def silenced(batch: Batch) -> Batch:
-    """The same observations, and no feedback at all."""
+    """Return the batch without any feedback."""
     none = 0 if batch.prev_action.is_floating_point() else NO_ACTION
     return replace(
         batch,
@@ -441,7 +441,7 @@ HISTORIES = Spec(obs=Vector(1), action=Weights(2), horizon=STEPS)
 
 
 def histories(o_BT: Tensor, a_BT: Tensor, r_BT: Tensor) -> Batch:
-    """What a policy knows after actions (a, 1-a) and rewards r; one action and reward fewer than observations.
+    """Return the input of a policy after actions (a, 1-a) and rewards r; one action and reward fewer than observations.
 
     The target is a Lipschitz map of the history: how well the first weight paid so far, older steps counting
     half, and the present observation.

@@ -40,7 +40,7 @@ def test_a_hole_inside_an_episode_is_named() -> None:
 
 
 class Coin(uat.Simulator[torch.Tensor]):
-    """A world of one step, which nobody has a recipe for."""
+    """A world of one step, without a recipe."""
 
     spec = uat.Spec(obs=uat.Vector(1), action=uat.Discrete(2), horizon=2)
 
@@ -70,7 +70,7 @@ class Coins(uat.Domain):
 
 def test_a_domain_without_a_recipe_trains_and_is_scored_and_a_second_cell_says_what_to_do(tmp_path: Path) -> None:
     def cell() -> uat.Run:
-        """What a notebook runs, and runs again."""
+        """Run a notebook cell, possibly for the second time."""
         return uat.train(Coins(), tmp_path / "run", method="vanilla", preset="smoke", device="cpu")
 
     run = cell()

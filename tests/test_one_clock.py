@@ -2,7 +2,7 @@
 and corrupted channels.
 
 The definition: at step t of an episode one knows the action of step t - 1, and the reward of step t - lag - delay,
-times the scale; nothing (the id -1, or zeros) where there is no such step, and 0 where nobody knows that reward.
+times the scale; nothing (the id -1, or zeros) where there is no such step, and 0 where that reward is unknown.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Case:
         return Spec(obs=Vector(2), action=action, horizon=STEPS, reward_lag=self.lag, reward_scale=self.scale)
 
     def trajectory(self, seed: int = 0) -> Trajectory:
-        """Where rewards are unknown they are NaN, and padding holds anything."""
+        """Build a random trajectory: unknown rewards are NaN, and padding holds anything."""
         told = random_trajectory(self.spec, episodes=STREAMS, seed=seed, masked=False, whole=not self.padded)
         if not self.unknown:
             return told
@@ -66,7 +66,7 @@ played_cases = pytest.mark.parametrize("case", [case for case in CASES if case.l
 
 
 def defined(case: Case, told: Trajectory, t: int) -> Iterator[tuple[Tensor, float, bool]]:
-    """For each episode: the action, the reward and whether it is known, that step t is told of."""
+    """For each episode: the action, the reward and whether it is known, as step t sees them."""
     for b in range(STREAMS):
         action = told.action[b, t - 1] if t else torch.full_like(told.action[b, 0], nothing(told.action))
         s = t - case.lag - case.delay
@@ -75,7 +75,7 @@ def defined(case: Case, told: Trajectory, t: int) -> Iterator[tuple[Tensor, floa
 
 
 def assert_told(case: Case, told: Trajectory, t: int, step: Step, only: Tensor | None = None) -> None:
-    """Before a simulator has said for the first time what is known, nothing is marked."""
+    """There is no mask before a simulator gives the first one."""
     for b, (action, reward, known) in enumerate(defined(case, told, t)):
         if only is not None and not only[b]:
             continue
@@ -143,7 +143,7 @@ class Replay(Simulator[int]):
 
 
 class Listener(Agent[int]):
-    """Does what a trajectory says, and keeps what it was told."""
+    """Replays the actions of a trajectory, and keeps the feedback that it receives."""
 
     def __init__(self, spec: Spec, told: Trajectory) -> None:
         self.spec, self.told, self.heard = spec, told, list[Step]()
@@ -172,7 +172,7 @@ def test_an_agent_is_told_what_is_defined_and_its_episode_gives_the_same_batch(c
 
 
 class Attentive(Vanilla):
-    """Keeps what it is told."""
+    """Keeps the steps that it receives."""
 
     def step(self, state: Any, step: Step) -> tuple[Tensor, Any]:
         self.heard = step.map(torch.clone)

@@ -1,4 +1,4 @@
-"""A package of somebody else, built and installed: its method and its domain go through every command.
+"""A third-party package, built and installed: its method and its domain go through every command.
 
 The package is the one of docs/plugins.md, and the commands are those of that page.
 """
@@ -52,7 +52,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_outside(installed: Path, folder: Path, code: str, said: str = "") -> str:
-    """Run code as somebody would who has both packages installed and sits in some folder."""
+    """Run code in some folder, with both packages installed."""
     path = os.pathsep.join((str(installed), str(Path(uat.__file__).parents[1])))
     surroundings = {**os.environ, "PYTHONPATH": path, "UAT_THREADS": "1"}
     done = subprocess.run(
@@ -86,7 +86,7 @@ def test_an_installed_package_goes_through_every_command(installed: Path, tmp_pa
         command, _, text = part.partition("\n")
         said[command] = text
     (gru,) = [line for line in said["uat list methods"].splitlines() if line.startswith("gru ")]
-    assert "A recurrent network that is told its last action and reward" in gru
+    assert "A recurrent network that sees its last action and reward" in gru
     assert gru.endswith("arms 1.0")
     assert "bandit" in gru  # it serves every domain that it can be built for
     assert '"from": "arms 1.0"' in said["uat list domains --json"]

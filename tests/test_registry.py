@@ -1,4 +1,4 @@
-"""Registries: names that are taken, packages that fail, code that is imported only where somebody says so."""
+"""Registries: names that are taken, packages that fail, code that is imported only if the user names it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ import uat
 from uat.methods.vanilla import Vanilla, VanillaConfig
 
 class Mine(Vanilla):
-    '''A method of somebody else.
+    '''A method of another package.
 
-    With more to say.'''
+    With a second paragraph.'''
     config: VanillaConfig
 """
 
@@ -66,7 +66,7 @@ def test_a_package_adds_a_method_and_is_imported_when_it_is_asked_for(package: P
     registry = methods()
     assert registry["uat"] is METHODS["uat"]
     assert "their_code" not in sys.modules
-    assert registry["mine"].summary == "A method of somebody else"
+    assert registry["mine"].summary == "A method of another package"
     assert registry["mine"].config is VanillaConfig
     assert registry.owner("mine") == "theirs 1.0"
     assert list(registry) == [*METHODS.own, "mine"]

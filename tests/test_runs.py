@@ -197,7 +197,7 @@ def test_a_run_killed_while_it_wrote_its_config_can_start_again(
 
 
 def test_opening_what_is_no_run_says_so(tmp_path: Path) -> None:
-    for path, why in ((tmp_path, r"it has no config\.json"), (tmp_path / "nowhere", "there is nothing of that name")):
+    for path, why in ((tmp_path, r"it has no config\.json"), (tmp_path / "nowhere", "it does not exist")):
         with pytest.raises(RunError, match=f"is not a run folder: {why}") as caught:
             Run.open(path)
         assert str(path) in str(caught.value)

@@ -226,8 +226,8 @@ def test_a_box_is_acted_audited_saved_and_loaded(tmp_path: Path) -> None:
     ("build", "said"),
     [
         (lambda: Box(low=(0.0,), high=(0.0,)), r"Box.low=\(0.0,\) must lie below Box.high=\(0.0,\)"),
-        (lambda: Box(low=(), high=()), "must hold as many limits, at least one"),
-        (lambda: Box(low=(0.0, 0.0), high=(1.0,)), "must hold as many limits"),
+        (lambda: Box(low=(), high=()), "must have equally many limits, at least one"),
+        (lambda: Box(low=(0.0, 0.0), high=(1.0,)), "must have equally many limits"),
         (lambda: Box(low=(-math.inf,), high=(1.0,)), "Box.low=-inf must lie in"),
         (lambda: Named({}), "must name at least one part"),
         (

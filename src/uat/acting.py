@@ -90,7 +90,7 @@ def rollout(
     if spec.reward_lag < 1:
         raise ValueError(f"reward_lag={spec.reward_lag} is for logs: in a simulator the reward comes after the action")
     if not (agent is None or isinstance(agent, Agent | Behaviour)):
-        raise ValueError(f"{type(agent).__name__} answers questions about recorded episodes, and cannot play")
+        raise ValueError(f"{type(agent).__name__} only reads recorded episodes and cannot play")
     world, obs = worlds.reset(noise)
     streams, device = obs.shape[0], obs.device
     length = spec.steps if steps is None else checked(steps, Steps, "steps")
@@ -104,7 +104,7 @@ def rollout(
             state = agent.look(state, facts)
             action, state = agent.decide(state, history.step(obs, allowed), gumbel_BA)
         elif target is None:
-            raise ValueError(f"{type(worlds).__name__} has no expert that could play: name an agent")
+            raise ValueError(f"{type(worlds).__name__} has no expert: give an agent")
         else:
             action = target if agent is None else agent.act(target, spec, allowed, gumbel_BA)
         after = worlds.step(world, action)

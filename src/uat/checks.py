@@ -1,4 +1,4 @@
-"""Values where they enter: right shape, finite, in range; otherwise a ValueError with the field, seen and expected.
+"""Checks of input values: shape, finiteness and range; a ValueError names the field, its value and what is expected.
 
 `shape` is (B, T) for logs and (B,) for one step of a session. Where `valid` is given, padding may hold anything and
 comes out as nothing. Numbers are checked in float32, the type in which they are used, and must not exceed
@@ -36,11 +36,11 @@ PLAIN = frozenset(
         torch.float64,
     }
 )
-"""Types of tensors that are taken as they are; others are taken if NumPy knows them."""
+"""Types of tensors that are used unchanged; other types are accepted if NumPy supports them."""
 
 
 def check_observations(obs: Array, spec: Spec, shape: tuple[int, ...], valid: Tensor | None = None) -> Tensor:
-    """Dictionaries of parts come out packed in rows, as packed rows do."""
+    """Return checked observations; dictionaries of parts are packed into rows."""
     if not isinstance(spec.obs, Named):
         return _check_part("obs", obs, spec.obs, shape, valid)
     if not isinstance(obs, Mapping) and tuple((row := as_tensor("obs", obs)).shape) == (*shape, *spec.obs.shape):
@@ -150,7 +150,7 @@ def check_valid(values: Array, shape: tuple[int, ...]) -> Tensor:
 
 
 def check_allowed(allowed: Array, target: Tensor, spec: Spec, valid_BT: Tensor) -> Tensor:
-    """(B, T, A) where every real step has an allowed action, the target among them. In padding all are allowed."""
+    """(B, T, A) mask in which every real step allows an action, and its target. In padding all are allowed."""
     if isinstance(spec.action, Box):
         spec.action.refuse_mask()
     allowed_BTA = check_mask("allowed", allowed, (*valid_BT.shape, spec.action.count))
@@ -167,7 +167,7 @@ def check_allowed(allowed: Array, target: Tensor, spec: Spec, valid_BT: Tensor) 
 
 
 def as_tensor(name: str, values: Array, what: str = "numbers") -> Tensor:
-    """A plain tensor on the CPU of what a user gives; other values are refused with their type."""
+    """Return a user's value as a plain tensor on the CPU; raise for values of other types."""
     if isinstance(values, Tensor):
         if (odd := _oddity(values)) is not None:
             raise ValueError(f"{name}: expected {what}, got {odd}")
@@ -178,7 +178,7 @@ def as_tensor(name: str, values: Array, what: str = "numbers") -> Tensor:
         raise ValueError(f"{name}: expected {what}, got a masked array, some of whose values are missing")
     try:
         x = np.asarray(values)
-    except Exception as error:  # values may be of any class, which may raise anything
+    except Exception as error:  # a foreign class may raise anything
         raise ValueError(f"{name}: expected {what}, got {type(values).__name__} ({shown(str(error), 100)})") from None
     if x.dtype.kind not in "biuf" or x.dtype.itemsize > 8:
         raise ValueError(f"{name}: expected {what}, got {type(values).__name__} ({x.dtype} in NumPy)")

@@ -125,7 +125,7 @@ class RunConfig:
         """Build the domain with true feedback, for its references."""
         domain = DOMAINS[self.domain_name].build(self.domain)
         if not isinstance(domain, Domain):
-            raise ValueError(f"{self.domain_name} makes {shown(domain)}, where a uat.Domain is expected")
+            raise ValueError(f"{self.domain_name} must make a uat.Domain, got {shown(domain)}")
         return domain
 
     def identity(self) -> str:
@@ -176,7 +176,7 @@ def override(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
         raise TypeError(f"changes={shown(changes)} must map names of settings to values")
     for name, value in changes.items():
         if name in FIXED:
-            raise ValueError(f"{name} cannot be overridden: it chose the other settings; compose another recipe")
+            raise ValueError(f"{name} cannot be overridden: it selects the other settings; compose another recipe")
         if name in SECTIONS:
             inner = next(iter(field_types(type(getattr(config, name)))))
             raise ValueError(f"{name!r} is a section; set one of its fields, such as {name}.{inner}")

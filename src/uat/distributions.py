@@ -23,10 +23,9 @@ from uat.spec import Box, Discrete, Spec
 LEAST_LOG_STD, MOST_LOG_STD = -5.0, 2.0
 """Log-deviations are clamped to these, as in soft actor-critic."""
 EDGE = 1e-6
-"""An action nearer to a limit than this share of the half range counts as this far from it: at the limit itself no
-Gaussian has it."""
+"""Minimum distance of an action from a limit, as a share of the half range: at the limit the density is undefined."""
 NODES = 32
-"""Points of the quadrature that works out the entropy of a squashed Gaussian."""
+"""Number of points of the quadrature for the entropy of a squashed Gaussian."""
 
 
 class Distribution(ABC):
@@ -35,11 +34,11 @@ class Distribution(ABC):
     @property
     @abstractmethod
     def mode(self) -> Tensor:
-        """The action that greedy play takes."""
+        """Return the greedy action."""
 
     @abstractmethod
     def sample(self, noise: Tensor) -> Tensor:
-        """Return the action that this noise (see `action_noise`) decides."""
+        """Return the action that is sampled with this noise (see `action_noise`)."""
 
     @abstractmethod
     def log_prob(self, action: Tensor) -> Tensor:
@@ -53,7 +52,7 @@ class Distribution(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Categorical(Distribution):
-    """Ids, by their logits; minus infinity where an id is not allowed."""
+    """A distribution over ids, given by logits; minus infinity for ids that are not allowed."""
 
     logits: Tensor
 
@@ -66,7 +65,7 @@ class Categorical(Distribution):
         return (self.logits + noise).argmax(-1)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        """The id -1 ("none") counts as the first."""
+        """(...) log-probability of ids; the id -1 ("none") counts as 0."""
         return self.logits.log_softmax(-1).gather(-1, action.clamp_min(0)[..., None])[..., 0]
 
     @property
@@ -76,8 +75,8 @@ class Categorical(Distribution):
 
 @dataclass(frozen=True, slots=True)
 class Shares(Distribution):
-    """Weights that sum to one: the softmax itself is the action, and nothing is drawn. As a likelihood of other weights
-    it is that of a share: the expected log-probability of what the weights would pick."""
+    """Weights that sum to one: the action is the softmax itself, without randomness. The log-probability of other
+    weights is the expected log-probability of an asset drawn with them."""
 
     logits: Tensor
 
@@ -165,12 +164,12 @@ def distribution(spec: Spec, numbers: Tensor, allowed: Tensor | None = None) -> 
 
 @lru_cache(maxsize=16)
 def limits(box: Box, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Brought there once: a copy from the host would break a CUDA graph."""
+    """Return the limits on a device, copied once: a CUDA graph cannot contain copies from the host."""
     return torch.tensor(box.low, dtype=dtype).to(device), torch.tensor(box.high, dtype=dtype).to(device)
 
 
 def choose(numbers: Tensor, spec: Spec, noise: Tensor | None = None) -> Tensor:
-    """The action of each stream: the mode, or a sample if noise is given."""
+    """Return the action of each stream: the mode, or a sample if noise is given."""
     chosen = distribution(spec, numbers)
     return chosen.mode if noise is None else chosen.sample(noise)
 

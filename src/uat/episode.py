@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 Noise = dict[str, Tensor]
-"""All the randomness of some episodes, as tensors whose first axis is the episode."""
+"""All randomness of some episodes, as tensors whose first axis is the episode."""
 Losses = dict[str, tuple[Tensor, Tensor]]
 """Named (sum, count) pairs, so that masks, ranks and micro-batches add up exactly."""
 
@@ -47,31 +47,31 @@ class Step(TensorFields):
     first: Tensor
     """(B,) True where the stream starts a new episode with this observation."""
     reward_known: Tensor | None = None
-    """(B,) True where `prev_reward` is a reward; False where none has come, or its value is not known. None: no
-    reward has been marked yet."""
+    """(B,) True where `prev_reward` is a known reward; False where no reward has arrived, or its value is unknown.
+    None: no mask has been given so far."""
     allowed: Tensor | None = None
-    """(B, A) True where the action may be taken; None: all may."""
+    """(B, A) True where the action is allowed; None: all are."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Told(TensorFields):
-    """Action and reward that the feedback channel carries in place of the true ones; the clock shifts them likewise."""
+    """Action and reward that the feedback channel carries in place of the true ones; the clock shifts them as well."""
 
     action: Tensor
     reward: Tensor
     reward_known: Tensor | None = None
-    """True where the reward's value is known; None: everywhere."""
+    """True where the reward is known; None: everywhere."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Trajectory(TensorFields):
-    """B episodes as they happened, unshifted: action[t] was chosen after obs[t] and earned reward[t]."""
+    """B episodes as they happened, unshifted: action[t] follows obs[t] and earns reward[t]."""
 
     obs: Tensor
     action: Tensor
     reward: Tensor
     terminated: Tensor
-    """(B, T) True at the step with which the task ended the episode: nothing could have been earned after it."""
+    """(B, T) True at the step at which the task ended the episode: no reward could follow."""
     valid: Tensor
     """(B, T) True for real steps, False for padding."""
     reward_known: Tensor | None = None
@@ -80,7 +80,7 @@ class Trajectory(TensorFields):
     truncated: Tensor | None = None
     """(B, T) True at the step after which the episode was cut off, as by a time limit. None: nowhere."""
     final_obs: Tensor | None = None
-    """(B, ...) the observation after the last real step; there where some episodes may be truncated."""
+    """(B, ...) observation after the last real step; needed only if episodes can be truncated."""
     target: Tensor | None = None
     """The expert's action: ids (B, T), or vectors (B, T, A). None: there is no expert."""
     allowed: Tensor | None = None
@@ -96,30 +96,30 @@ class Trajectory(TensorFields):
 
     @property
     def required_target(self) -> Tensor:
-        """The expert's actions, for a metric or a loss that cannot do without."""
+        """The expert's actions, for a metric or a loss that needs them; raise a ValueError if there is no expert."""
         return _required(self.target)
 
 
 @dataclass(slots=True, kw_only=True)
 class Batch(TensorFields):
-    """The input of a policy at every step of B episodes, and the answers to learn. Only the clock creates it."""
+    """The input of a policy at every step of B episodes, with the targets to learn. Only the clock creates it."""
 
     obs: Tensor
     prev_action: Tensor
     prev_reward: Tensor
     valid: Tensor
     reward_known: Tensor | None = None
-    """(B, T) True where `prev_reward` is a reward; False where none has come, or its value is not known. None: they
-    always are."""
+    """(B, T) True where `prev_reward` is a known reward; False where no reward has arrived, or its value is unknown.
+    None: every reward that has arrived is known."""
     target: Tensor | None = None
     """The expert's action; None: there is no expert."""
     allowed: Tensor | None = None
     start: Tensor | None = None
     """(B,) position of the first step in the policy's table; None: 0."""
     facts: dict[str, Tensor] = field(default_factory=dict)
-    """Those that the spec shows to methods."""
+    """Facts that the spec shows to methods."""
     trajectory: Trajectory | None = None
-    """The episodes themselves, for losses that need actions, rewards or ends. Deciding never looks at them."""
+    """The episodes themselves, for losses that need actions, rewards or ends. Decisions never depend on them."""
 
     def step(self, t: int) -> Step:
         """Return the step t of streams that start with these episodes."""
@@ -134,12 +134,12 @@ class Batch(TensorFields):
 
     @property
     def last_B(self) -> Tensor:
-        """The last real step of each episode."""
+        """(B,) number of the last real step of each episode."""
         return self.valid.sum(1) - 1
 
     @property
     def required_target(self) -> Tensor:
-        """The expert's actions, for a loss that cannot do without."""
+        """The expert's actions, for a loss that needs them; raise a ValueError if there is no expert."""
         return _required(self.target)
 
 
@@ -153,7 +153,7 @@ def _required(target: Tensor | None) -> Tensor:
 
 
 def masked_sum(x: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum over real steps, and how many there are. Padding may hold anything, even NaN."""
+    """Return the sum over real steps, and their number. Padding may have any value, even NaN."""
     return torch.where(valid, x, 0.0).sum(), valid.sum()
 
 

@@ -237,7 +237,7 @@ def corrupted_worlds(
 ) -> CorruptedSimulator | CorruptedRecording:
     """Return the corrupted simulator of a simulator, and the corrupted recording of a recording."""
     if isinstance(worlds, CorruptedSimulator | CorruptedRecording):
-        raise ValueError("this feedback is corrupted already: give all settings at once")
+        raise ValueError("the feedback is already corrupted; give all settings in one call")
     if isinstance(worlds, Recording):
         return CorruptedRecording(worlds, config)
     if not isinstance(worlds, Simulator):

@@ -1,4 +1,4 @@
-"""Logs of (observation, action, reward) that a user brings, checked, as a Trajectory like any other."""
+"""Conversion of a user's logs of (observation, action, reward) to a checked Trajectory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def episodes(
     truncated: Array | None = None,
     reward_known: Array | None = None,
 ) -> Trajectory:
-    """B episodes of T steps as they happened: action[t] was chosen after obs[t] and earned reward[t].
+    """Return B episodes of T steps as they happened: action[t] follows obs[t] and earns reward[t].
 
     target: what an expert would have done; unset: what was done. valid: False for padding at the end of short
     episodes. allowed: True where an action might be taken; targets are always allowed. truncated: (B,) True for

@@ -234,7 +234,7 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
         if is_address(name):
             return f"the {self.kind} {name} is code, which is imported only if you say so: {TRUST}"
         if isinstance(name, str) and name.startswith("object:"):
-            return f"the {self.kind} {name} was handed over as an object: hand it in again ({self.kind}=... in Python)"
+            return f"the {self.kind} {name} was passed as an object: pass it again ({self.kind}=... in Python)"
         return next((p.sentence for p in self._problems if p.name == name and name not in self._entries), None)
 
 

@@ -176,7 +176,7 @@ def opened(run: Run | Path | str, *, trust: bool = False, domain: Domain | None 
         name, settings = given
         own = {"name": run.config.domain_name, **to_json(run.config.domain)}
         if difference := first_difference({"name": name, **to_json(settings)}, own, ""):
-            raise RunError(f"{run.path} was not trained in the domain that was handed in: {difference}")
+            raise RunError(f"{run.path} was not trained in the given domain: {difference}")
     return run
 
 
@@ -184,7 +184,7 @@ def read_config(path: Path | str, name: str = "run") -> tuple[Path, dict[str, An
     """Return the file of a run's config and its JSON, unchecked."""
     file = check_path(path, name) / "config.json"
     if not file.is_file():
-        missing = "it has no config.json" if file.parent.exists() else "there is nothing of that name"
+        missing = "it has no config.json" if file.parent.exists() else "it does not exist"
         raise RunError(f"{file.parent} is not a run folder: {missing}")
     try:
         return file, read_json(file)

@@ -1,4 +1,4 @@
-"""The shape of a decision problem: what is observed, what may be done, and how feedback arrives."""
+"""The shape of a decision problem: observations, actions, and the timing of feedback."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Checked:
         check_fields(self, f"{type(self).__name__}.")
 
 
-# ---------------------------------------------------------------- what is observed
+# ---------------------------------------------------------------- observations
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Vector(Checked):
 
 @dataclass(frozen=True, slots=True)
 class Items(Checked):
-    """Observations are item ids: (B, T) integers in [0, count), -1 where there is none."""
+    """Observations are item ids: (B, T) integers in [0, count), -1 for "none"."""
 
     count: Count
 
@@ -61,8 +61,8 @@ class Assets(Checked):
 
 @dataclass(frozen=True, slots=True)
 class Named(Checked):
-    """Observations are dictionaries with a part for each name. They travel as one row of floats, (B, T, width): `pack`
-    lays the parts side by side, in the order of their names, and `unpack` takes them apart again."""
+    """Observations are dictionaries with a part for each name. They are stored as rows of floats, (B, T, width): `pack`
+    concatenates the parts in the order of their names, and `unpack` splits a row again."""
 
     parts: Mapping[str, Vector | Items | Assets]
 
@@ -78,7 +78,7 @@ class Named(Checked):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """In the order in which parts lie in a row."""
+        """The names of the parts, in their order within a row."""
         return tuple(sorted(self.parts))
 
     @property
@@ -86,7 +86,7 @@ class Named(Checked):
         return (sum(math.prod(part.shape) for part in self.parts.values()),)
 
     def pack(self, values: Mapping[str, Tensor]) -> Tensor:
-        """(..., width) floats; ids are counted from 1, so that a row of zeros holds no item."""
+        """(..., width) floats; ids are stored plus 1, so that a row of zeros holds no item."""
         if values.keys() != self.parts.keys():
             raise ValueError(
                 f"obs: expected the parts {', '.join(self.names)}, got {', '.join(map(str, sorted(values)))}"
@@ -99,7 +99,7 @@ class Named(Checked):
         return torch.cat(rows, dim=-1)
 
     def unpack(self, row: Tensor) -> dict[str, Tensor]:
-        """Each part in its own shape: ids as integers, all else as it came."""
+        """Return each part in its own shape, with ids as integers again."""
         sizes = [math.prod(self.parts[name].shape) for name in self.names]
         found = {}
         for name, value in zip(self.names, row.split(sizes, dim=-1), strict=True):
@@ -111,39 +111,39 @@ class Named(Checked):
 
 Observations = Vector | Items | Assets | Named
 MOST_PACKED_ITEMS = 2**24 - 1
-"""Whole numbers up to 2^24 are floats without rounding."""
+"""Largest number of ids in a row of floats: integers up to 2^24 are exact as floats."""
 
 
-# ---------------------------------------------------------------- what may be done
+# ---------------------------------------------------------------- actions
 
 
 @dataclass(frozen=True, slots=True)
 class Discrete(Checked):
-    """Actions are ids: integers in [0, count), -1 where there is none."""
+    """Actions are ids: integers in [0, count), -1 for "none"."""
 
     count: Count
 
     @property
     def numbers(self) -> int:
-        """How many numbers say a distribution over actions: logits."""
+        """Number of outputs that describe a distribution over actions: the logits."""
         return self.count
 
 
 @dataclass(frozen=True, slots=True)
 class Weights(Checked):
-    """Actions are vectors of `count` non-negative weights that sum to one, zeros where there is none."""
+    """Actions are vectors of `count` non-negative weights that sum to one, zeros for "none"."""
 
     count: Count
 
     @property
     def numbers(self) -> int:
-        """How many numbers say a distribution over actions: logits."""
+        """Number of outputs that describe a distribution over actions: the logits."""
         return self.count
 
 
 @dataclass(frozen=True, slots=True)
 class Box(Checked):
-    """Actions are vectors of numbers between two limits each, such as torques; zeros where there is none."""
+    """Actions are vectors of bounded numbers, such as torques; zeros for "none"."""
 
     low: tuple[Number, ...]
     high: tuple[Number, ...]
@@ -151,22 +151,22 @@ class Box(Checked):
     def __post_init__(self) -> None:
         check_fields(self, "Box.")
         if len(self.low) != len(self.high) or not self.low:
-            raise ValueError(f"Box.low={self.low} and Box.high={self.high} must hold as many limits, at least one")
+            raise ValueError(f"Box.low={self.low} and Box.high={self.high} must have equally many limits, at least one")
         if any(low >= high for low, high in zip(self.low, self.high, strict=True)):
-            raise ValueError(f"Box.low={self.low} must lie below Box.high={self.high} in every place")
+            raise ValueError(f"Box.low={self.low} must lie below Box.high={self.high} in every dimension")
 
     def refuse_mask(self) -> None:
-        """Called where a mask is given."""
-        raise ValueError(f"allowed: actions of {self} cannot be masked: none of them has a number")
+        """Raise a ValueError: masks of allowed actions are unsupported in a box."""
+        raise ValueError(f"allowed: actions of {self} cannot be masked, because they are not discrete")
 
     @property
     def count(self) -> int:
-        """Numbers of one action."""
+        """Number of dimensions of an action."""
         return len(self.low)
 
     @property
     def numbers(self) -> int:
-        """How many numbers say a distribution over actions: means and log-deviations."""
+        """Number of outputs that describe a distribution over actions: means and log-deviations."""
         return 2 * len(self.low)
 
 
@@ -175,37 +175,37 @@ Actions = Discrete | Weights | Box
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """The shape of one decision problem: all that a method needs to know of a domain."""
+    """The shape of a decision problem: everything that a method needs to know about a domain."""
 
     obs: Vector | Items | Assets | Named
     action: Discrete | Weights | Box
     horizon: Steps | None
-    """Steps of one episode; None: streams are endless, and the caller of a rollout sets the number of steps."""
+    """Steps of one episode; None: streams are endless, and the caller of a rollout gives the number of steps."""
     reward_scale: Number = 1.0
-    """Rewards reach a policy multiplied by this; only the clock multiplies them."""
+    """Factor on the rewards that policies see; only the clock applies it."""
     reward_lag: Delay = 1
     """The reward channel at t carries r[t - reward_lag]: 1 for a simulator without delay, 1 + d with
     delay d; d for logs, whose interaction t is complete when the decision at t is made."""
     facts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Facts of a step that a method may ask for, with their shapes; all other facts are hidden from methods."""
+    """Facts of a step that methods see, with their shapes; all other facts are hidden from methods."""
 
     def __post_init__(self) -> None:
         if isinstance(self.action, Vector):
             raise ValueError(
-                f"Spec.action={self.action} is for observations: actions that are vectors are a Box with limits for "
+                f"Spec.action={self.action} is for observations; give vector actions as a Box with limits for "
                 f"each number, such as Box(low=(-1.0,) * {self.action.width}, high=(1.0,) * {self.action.width})"
             )
         check_fields(self, "Spec.")
         for name, shape in self.facts.items():
             checked(name, str, "the name in Spec.facts")
             if not all(side > 0 for side in checked(shape, tuple[int, ...], f"Spec.facts[{name!r:.40}]")):
-                raise ValueError(f"Spec.facts[{name!r:.40}]={shown(shape)} must be a shape: sides of at least 1")
+                raise ValueError(f"Spec.facts[{name!r:.40}]={shown(shape)} must be a shape of positive integers")
 
     @property
     def steps(self) -> int:
-        """The horizon, for code that needs one; an error if the problem has none."""
+        """The horizon, for code that needs one; raise a ValueError if streams are endless."""
         if self.horizon is None:
-            raise ValueError("Spec.horizon=None: these streams have no end; say how many steps, or set the horizon")
+            raise ValueError("Spec.horizon=None: streams are endless; give the number of steps, or set the horizon")
         return self.horizon
 
     def no_action(self, streams: int, device: torch.device | str = "cpu") -> Tensor:

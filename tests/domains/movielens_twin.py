@@ -9,7 +9,7 @@ from uat.domains.movielens.regime import Catalogue
 
 
 def judge(belief_BG: Tensor, regime_B: Tensor, catalogue: Catalogue, ranking: Ranking) -> dict[str, Tensor]:
-    """Metrics (B,) of whoever believes this: all items of a group have one score, so that groups are ranked."""
+    """Return metrics (B,) of a belief: all items of a group have the same score, so that groups are ranked."""
     score_BG, own_B1 = belief_BG / catalogue.size_G, regime_B[:, None]
     own_score_B1 = score_BG.gather(1, own_B1)
     begin_B = ((score_BG > own_score_B1) * catalogue.size_G).sum(1)

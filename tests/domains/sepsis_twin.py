@@ -37,7 +37,7 @@ def expected(state: State, regime: int, actions: list[int], config: SepsisConfig
 
 
 def reward(old: State, new: State, fate: float) -> tuple[float, bool]:
-    """What the step earned, and whether it was the last."""
+    """Return the reward of the step, and whether it was the last."""
     earned = 0.1 * (old[0] - new[0]) + 0.05 * (old[1] - new[1])
     if new[0] > 0.85 and new[1] > 0.7 and fate < 0.01:
         return earned - 1, True

@@ -167,7 +167,7 @@ def test_filter_equals_enumeration(schedule: Any, tie_break: Any, size: int, shi
 
 
 def test_restarted_stream_equals_a_fresh_one() -> None:
-    """Stream 1 starts anew at step 4 while streams 0 and 2 go on; shifts are counted from each stream's own start."""
+    """Stream 1 starts again at step 4 while streams 0 and 2 continue; shifts count from each stream's own start."""
     config = DarkRoomConfig(horizon=10, shift_steps=(3, 6))
     trajectory = random_play(config, episodes=4, seed=2)
     expected = filter_posterior(config, trajectory)

@@ -171,7 +171,7 @@ def test_suspensions_missing_bars_and_empty_days_go_through_unharmed(tmp_path: P
 def test_the_future_changes_no_earlier_feature_weight_or_score(
     method: str, lag: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a decision that is traded later earns is not told before it is known."""
+    """The return of a decision that is traded later arrives only when it is known."""
     config = replace(CONFIG, execution_lag=lag)
     found = load(config.data, config.suspensions, config.days, config.protocol)
 

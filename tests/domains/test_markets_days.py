@@ -1,4 +1,4 @@
-"""What is told of decision days afterwards lies on the right days."""
+"""Regimes and volatilities are those of the right decision days."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONFIG = MarketsConfig(days=400, horizon=8)
 
 @pytest.mark.parametrize("lag", [0, 1])
 def test_days_are_labelled_as_the_whole_panel_would_be(lag: int) -> None:
-    """Labels are worked out from relatives; from prices of the panel they are the same, where both have a label."""
+    """Labels come from relatives; prices of the panel give the same labels, where both have one."""
     config = replace(CONFIG, execution_lag=lag)
     found, first = days_of(config), 0
     for market in load(config.data, config.suspensions, config.days, config.protocol):

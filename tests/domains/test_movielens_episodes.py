@@ -52,7 +52,7 @@ def test_training_asks_anew_and_test_asks_the_same(log: Log) -> None:
     train, test = (Episodes(MovieLensConfig(draws=3), log, split) for split in ("train", "test"))
     assert isinstance(test, Recording)
     first, later = train.noise(IDS, SEED), train.noise(IDS + len(train), SEED)
-    assert "negatives" not in first  # nobody is judged in training
+    assert "negatives" not in first  # training needs no negatives
     assert not torch.equal(first["target"], later["target"])
     assert not torch.equal(first["window"], later["window"])
     whole = test.noise(torch.arange(len(test)), SEED)
@@ -70,7 +70,7 @@ def test_no_user_is_in_two_splits(log: Log) -> None:
 
 @pytest.mark.parametrize("at_once", [1, 1 << 22])
 def test_the_filter_is_measured_as_its_reference(log: Log, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through scores of every item, as a policy is, however few exist at one time."""
+    """The filter is scored like a policy by scores of all items, in parts of any size."""
     monkeypatch.setattr(module, "AT_ONCE", at_once)
     episodes = Episodes(MovieLensConfig(), log, "test")
     noise, logged, group_I = episodes.noise(IDS, SEED), happened(episodes), episodes.catalogue.group_I

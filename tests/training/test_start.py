@@ -71,7 +71,11 @@ def test_a_class_inside_a_function_has_no_address() -> None:
 
 @pytest.mark.parametrize(
     ("method", "why"),
-    [("wat", "unknown method 'wat'; did you mean 'uat'"), (3, "method=3 must be the name"), (SMALL_ROOM, "no method")],
+    [
+        ("wat", "unknown method 'wat'; did you mean 'uat'"),
+        (3, "method=3 must be the name"),
+        (SMALL_ROOM, "not the config of a known method"),
+    ],
 )
 def test_what_is_no_method_is_refused(method: Any, why: str) -> None:
     with pytest.raises((ValueError, TypeError), match=why):
@@ -97,7 +101,7 @@ def test_an_object_is_trained_scored_and_audited_and_its_policy_needs_no_domain(
     assert again.config == run.config
     with pytest.raises(RunError, match="holds another run"):
         uat.train(Turned(SMALL_ROOM, turns=2), run.path, method=Own, preset="smoke", settings=TINY, resume=True)
-    with pytest.raises(RunError, match="was not trained in the domain that was handed in: its setting is turns=2"):
+    with pytest.raises(RunError, match="was not trained in the given domain: its setting is turns=2"):
         uat.evaluate(run, domain=Turned(SMALL_ROOM, turns=2))
 
 
@@ -119,7 +123,7 @@ print(len(uat.evaluate(path, domain=Turned(SMALL_ROOM, turns=1), episodes=2, ref
 """) == [
         f"{run.path}/config.json: the method python:{__name__}:Own is code, which is imported only if you say so: "
         "--trust on the command line, trust=True in Python",
-        f"{run.path}/config.json: the domain object:Turned was handed over as an object: hand it in again "
+        f"{run.path}/config.json: the domain object:Turned was passed as an object: pass it again "
         "(domain=... in Python)",
         "Own",
         "True",

@@ -56,6 +56,6 @@ def recall(config: ObjectConfig) -> Any:
     """Return the object of a description."""
     if config not in _OBJECTS:
         raise ValueError(
-            f"the domain of this run was an object of the class {config.type}: hand it in again (in Python domain=...)"
+            f"the domain of this run was an object of the class {config.type}: pass it again (in Python domain=...)"
         )
     return _OBJECTS[config]
