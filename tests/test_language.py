@@ -33,6 +33,7 @@ ROOMS = (
     "src/uat/engines",
     "src/uat/training",
     "src/uat/serving",
+    "tests/engines",
     "tests/training",
     "tests/serving",
     "tests/data",

@@ -1,4 +1,4 @@
-"""The fast CPU step answers what its slow twin, `Policy.step`, answers; speed is told as ratios in one slow test."""
+"""The fast CPU step equals its slow twin, `Policy.step`; one slow test checks its speed as ratios."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def fast_of(policy: Policy) -> CPUStep:
 
 
 def told(spec: Spec, streams: int, steps: int, *, masked: bool | None = None) -> Iterator[Step]:
-    """Random steps; every stream starts anew now and then, each at its own moments."""
+    """Generate random steps; each stream restarts at random times of its own."""
     generator = torch.Generator().manual_seed(1)
     for t, moment in enumerate(moments(random_batch(spec, episodes=streams, steps=steps, masked=masked, whole=True))):
         anew_B = torch.rand(streams, generator=generator) < 3 / steps
@@ -132,7 +132,7 @@ def test_equals_the_slow_twin_at_the_sizes_of_the_paper(method: str) -> None:
 
 @torch.no_grad()
 def far_off(policy: Policy, offset: float) -> Policy:
-    """All scores of all heads move by about the same number, which a softmax does not see."""
+    """Shift all scores of all heads by about the same number, which does not change a softmax."""
     for block in policy.get_submodule("backbone.blocks").children():
         weight_XD = block.get_parameter("attention.project.weight")
         width, d_head = weight_XD.shape[1], weight_XD.shape[1] // policy.config.num_heads
@@ -150,7 +150,7 @@ def far_off(policy: Policy, offset: float) -> Policy:
 )
 @every_method
 def test_scores_whose_exponentials_leave_the_range_are_exact(method: str, offset: float, dtype: torch.dtype) -> None:
-    """Taken as they are, exponentials would be infinite or all zero: 400 away in float32, 2000 away in float64."""
+    """Plain exponentials would be infinite or all zero: scores are 400 away in float32, 2000 away in float64."""
     policy = far_off(build_random(method, SPECS["vector-discrete"], dtype=dtype, max_positions=30), offset)
     fast, steps = fast_of(policy), list(told(policy.spec, 2, 30))
     state = fast.init_state(2, 30, CPU)
@@ -258,7 +258,7 @@ def test_a_policy_without_a_fast_step_says_so() -> None:
 
 
 class Timed:
-    """Something done again and again; the median of its times."""
+    """A repeated call, and the median of its times."""
 
     def __init__(self, run: Callable[[], Any], before: Callable[[], Any] = lambda: None) -> None:
         self.run, self.before, self.times = run, before, []
@@ -294,7 +294,7 @@ def recomputing(policy: Policy, spec: Spec, context: int) -> Timed:
 
 
 def acting(policy: Policy, context: int) -> Timed:
-    """The same through a session, with all its checks; whole episodes, which costs a little less."""
+    """Time steps of a session, with all its checks, over whole episodes, which cost a little less."""
     session, obs, reward = Session(policy, capacity=context), torch.rand(1, 10), torch.rand(1)
 
     def before() -> None:
@@ -305,7 +305,7 @@ def acting(policy: Policy, context: int) -> Timed:
 
 
 def reading(policy: Policy, context: int) -> Timed:
-    """Reading as many bytes as the keys and values of all layers take, by products of their own."""
+    """Time products that read as many bytes as the keys and values of all layers."""
     config: Any = policy.config
     kv = [np.ones(context * config.d_model, np.float32) for _ in range(2 * config.num_layers)]
     return Timed(lambda: [x.dot(x) for x in kv])

@@ -1,4 +1,4 @@
-"""Noise is drawn for several batches at once where one follows another, and is that of each on its own."""
+"""Noise of successive batches is drawn at once, and equals the noise of each batch drawn alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CPU, COUNT = torch.device("cpu"), 4
 
 
 class Drawing(RolloutRunner):
-    """Tells which episodes it draws noise for."""
+    """A simulator that records the episodes whose noise it draws."""
 
     def __init__(self, domain: str = "darkroom") -> None:
         simulator = recipe(domain, "uat", "smoke").build_domain().simulator("train", CPU)

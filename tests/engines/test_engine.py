@@ -35,7 +35,7 @@ def build(method: str, **settings: Any) -> TransformerPolicy:
 
 @pytest.fixture
 def gpu_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU that takes policies of any size."""
+    """Plan as on a GPU that supports policies of any size."""
     monkeypatch.setattr(kernels, "unsupported_step", lambda *parts: None)
     monkeypatch.setattr(kernels, "unsupported_pass", lambda *parts: None)
 
@@ -184,7 +184,7 @@ def test_a_change_of_any_parameter_is_refused_by_every_engine(method: str) -> No
 
 
 def files_called(function: Callable[[], object]) -> list[str]:
-    """The files of the package whose functions are called."""
+    """Return the files of the package whose functions are called."""
     found: set[str] = set()
 
     def see(frame: Any, event: str, arg: Any) -> None:

@@ -34,7 +34,7 @@ SMALL = {"d_model": 16, "num_heads": 2, "num_layers": 2, "d_ff": 16, "dropout": 
 
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Elsewhere the interpreter stands in for it."""
+    """Use Triton's interpreter on machines without a GPU."""
     if CUDA:
         return
 
@@ -67,7 +67,7 @@ def test_decisions_are_those_of_the_cached_step(method: str, spec: Spec) -> None
     fast, cached = Session(policy, streams=streams, path="fast"), Session(policy, streams=streams, path="cached")
     told = random_trajectory(spec, episodes=streams, seed=2, whole=True)
     for t in range(spec.steps):
-        if t == spec.steps - 2:  # an episode of one stream begins anew beside the others
+        if t == spec.steps - 2:  # one stream starts a new episode
             fast.restart([1])
             cached.restart([1])
         reward = None if t == 0 else told.reward[:, t - 1]
@@ -103,7 +103,7 @@ def test_the_choice_is_the_kernels_own(method: str, masked: bool, monkeypatch: p
 
 
 def test_copies_decide_as_the_original() -> None:
-    """To the last bit: answers are weights, which show all of a logit. Neither disturbs the other."""
+    """Copies agree to the last bit (answers are weights, which show every bit of a logit) and are independent."""
     session, obs = Session(build("uat", replace(SPEC, action=Weights(4))), streams=2, path="fast"), torch.ones(2, 5)
     session.act(obs)
     twins = [copy.copy(session), copy.deepcopy(session), pickle.loads(pickle.dumps(session))]
@@ -132,7 +132,7 @@ def test_weights_are_those_of_when_it_opened(part: str) -> None:
 
 
 def logits_of(session: Session, obs: torch.Tensor, reward: torch.Tensor) -> torch.Tensor:
-    """What the session's agent says to the first step of an episode with this reward before it."""
+    """Return the agent's logits at the first step of an episode that follows this reward."""
     streams = len(obs)
     step = Step(
         obs=obs,
@@ -153,7 +153,7 @@ def test_unasked_any_number_of_streams_takes_it(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_kernels_are_compiled_when_it_opens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One step of nothing is taken then, and no episode knows of it: decisions are those of the cached step, above."""
+    """Opening a session takes one empty step, which does not affect episodes: the test above compares decisions."""
     seen: list[Step] = []
     decide = FusedUAT.decide
     monkeypatch.setattr(
@@ -169,14 +169,14 @@ def test_kernels_are_compiled_when_it_opens(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_unasked_a_device_that_cannot_run_it_is_said_and_the_session_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where a GPU has too little shared memory: found when the session opens, not when it is first asked."""
+    """A launch fails, as for lack of shared memory: the session reports it when it opens, not at its first step."""
     policy, expected = build("uat"), Session(build("uat"), streams=2, path="cached").act(torch.ones(2, 5))
 
     def refuse(*args: object, **given: object) -> None:
         raise OutOfResources(106_496, 101_376, "shared memory")
 
     monkeypatch.setattr(triton_step, "_launch", refuse)
-    with pytest.warns(UserWarning, match=r"OutOfResources: .*shared memory.* takes the cached one"):
+    with pytest.warns(UserWarning, match=r"OutOfResources: .*shared memory.* uses the cached step"):
         session = Session(policy, streams=2)
     assert session.path == "cached"
     assert torch.equal(session.act(torch.ones(2, 5)), expected)

@@ -1,4 +1,4 @@
-"""CUDA graphs against their slow twins: the same worlds, actions and steps, and no word with the host in between."""
+"""CUDA graphs against their slow twins: the same worlds, actions and steps, without waiting for the host."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def new_trainer(folder: Path, **changes: Any) -> Trainer:
 
 
 def eager(agent: Agent[Any] | None, simulator: Simulator[Any] | Recording, noise: Noise) -> Trajectory:
-    """The rollout launch by launch."""
+    """Play the rollout launch by launch."""
     worlds = {name: value for name, value in noise.items() if name != "actions"}
     if isinstance(agent, torch.nn.Module):
         agent.eval()
@@ -68,7 +68,7 @@ def weights_of(trainer: Trainer) -> dict[str, Tensor]:
 
 @contextmanager
 def no_synchronisation() -> Iterator[None]:
-    """Whatever makes the host wait for the device raises."""
+    """Raise an error at every call that makes the host wait for the device."""
     torch.cuda.synchronize()
     try:
         with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Streams for graphs that run side by side: nobody shares one, and whoever has to is told."""
+"""CUDA streams for concurrent graphs: each graph has its own stream, and a shared stream comes with a warning."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ COUNT = 4
 
 
 class Stream:
-    """Torch's, without a device: the same few in turn. Weak references to torch's outlive them, and crash Python; here
-    there are none."""
+    """A stand-in for torch's streams without a device: a few streams, handed out in turn. They have no `__weakref__`,
+    since weak references to torch's streams can crash Python."""
 
     __slots__ = ("__dict__", "cuda_stream", "device_index")
     turn = itertools.count()

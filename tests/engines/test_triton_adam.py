@@ -53,7 +53,7 @@ def parameters_of(optimizer: Adam) -> list[nn.Parameter]:
 
 
 def give_gradients(optimizer: Adam, step: int, but: int | None = None) -> None:
-    """Larger ones at every other step, to every parameter but one."""
+    """Set gradients of every parameter but one, larger ones at every other step."""
     generator, scale = torch.Generator().manual_seed(step), 2.0 if step % 2 else 0.5
     for index, p in enumerate(parameters_of(optimizer)):
         drawn = scale * torch.randn(p.shape, generator=generator)
@@ -81,7 +81,7 @@ def check(fast: dict[str, Tensor], slow: dict[str, Tensor]) -> None:
 
 
 def test_twenty_steps_are_those_of_torch_in_double_precision() -> None:
-    """Some are clipped and some are not; one parameter has a gradient only at every third step, one never."""
+    """Some gradients are clipped; one parameter has a gradient only at every third step, and one never."""
     fast, slow = build(SHAPES), build(SHAPES, torch.float64)
     clip = math.sqrt(sum(math.prod(shape) for shape in SHAPES))
     clipped = 0
@@ -105,7 +105,7 @@ def test_twenty_steps_are_those_of_torch_in_double_precision() -> None:
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # the interpreter's
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_what_is_no_number_spreads_as_in_torch(number: float) -> None:
-    """An infinite norm makes all other gradients nothing; one that is none makes all of them none."""
+    """An infinite norm makes all other gradients zero; a norm that is NaN makes all of them NaN."""
     fast, slow, told = build(SMALL), build(SMALL, torch.float64), []
     for optimizer, move in ((fast, fused_adam), (slow, slow_adam)):
         give_gradients(optimizer, 1)
@@ -122,7 +122,7 @@ def test_what_is_no_number_spreads_as_in_torch(number: float) -> None:
 
 
 def test_tensors_may_be_shared_out_over_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And sums be read in turns."""
+    """Chunk sums may be read in several passes, too."""
     one, many = build(SHAPES), build(SHAPES)
     for optimizer in (one, many):
         give_gradients(optimizer, 1)
@@ -207,7 +207,7 @@ def test_it_is_for_devices_that_kernels_are_compiled_for(*, compiles: bool, monk
 
 
 def test_an_optimize_step_takes_it_where_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gradients are clipped in memory by torch alone."""
+    """Only torch clips gradients in memory; the kernel leaves them unchanged."""
     found, empty = [], torch.zeros(1, 1, device=DEVICE)
     batch = Batch(obs=empty, prev_action=empty, prev_reward=empty, target=empty, valid=empty)
     for fused in (False, True):
@@ -231,7 +231,7 @@ def test_an_optimize_step_takes_it_where_it_can(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.gpu
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
 def test_captured_steps_have_the_bits_of_plain_ones() -> None:
-    """Of more tensors than one launch takes."""
+    """Use more tensors than fit into one launch."""
     shapes = [(i % 7 + 1, 3 * i + 1) for i in range(100)]
     found = []
     for captured in (False, True, False):

@@ -25,7 +25,7 @@ STEPS = 12
 
 
 def episodes(shape: tuple[int, ...] = (5, STEPS, 7), *, ids: bool = False) -> Trajectory:
-    """Of all lengths, even 0, the first one whole; in padding NaN, and ids that nobody knows."""
+    """Return episodes of all lengths, even 0, the first of full length; padding holds NaN and invalid ids."""
     generator = torch.Generator().manual_seed(0)
     steps = shape[:2]
     lengths_B = torch.randint(0, steps[1] + 1, steps[:1], generator=generator)
@@ -56,7 +56,7 @@ def fused(clock: Clock, trajectory: Trajectory) -> tuple[Tensor, Tensor, Tensor]
 
 
 def bits(x: Tensor) -> Tensor:
-    """Numbers as they are stored: zeros differ by their signs, and a NaN is itself."""
+    """Return the bits of the numbers, which distinguish signed zeros and make NaN equal to itself."""
     return x.view(torch.int32) if x.dtype == torch.float32 else x
 
 
@@ -88,7 +88,7 @@ def test_padding_never_gets_through() -> None:
 
 
 def test_padding_may_lie_between_real_steps() -> None:
-    """What was before it is told after it, whatever that is."""
+    """The step after padding sees the stored values before it, valid or not."""
     clock, trajectory = Clock(reward_lag=2, reward_scale=0.5), episodes()
     trajectory.valid = torch.arange(5 * STEPS).view(5, STEPS) % 7 % 3 > 0
     trajectory.reward = trajectory.reward.nan_to_num(1e30)
@@ -149,10 +149,10 @@ def test_nothing_is_written_past_the_end() -> None:
 
 
 def test_the_clock_hands_on_all_that_the_kernel_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its settings, what was told in place of what happened, and ids as such."""
+    """The kernel receives the clock's settings, corrupted feedback instead of the actual one, and ids as integers."""
     monkeypatch.setattr(kernels, "compiles", lambda device: True)
     clock, trajectory = Clock(reward_lag=2, reward_scale=-0.3), episodes((5, STEPS), ids=True)
-    trajectory.reward = trajectory.reward.nan_to_num(1e30)  # flipped, padding is told, too
+    trajectory.reward = trajectory.reward.nan_to_num(1e30)  # after flipping, padding is visible, too
     other = replace(trajectory, told=Told(action=trajectory.action.flip(0), reward=trajectory.reward.flip(0) + 1))
     clicks = replace(trajectory, told=Told(action=trajectory.action, reward=trajectory.reward > 0))
     for each in (trajectory, other, clicks):
@@ -209,7 +209,7 @@ def test_a_gpu_tells_what_a_cpu_does_and_by_the_kernel(
 
 
 def test_an_engine_sets_the_kernel_for_as_long_as_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where it fails; outside and before, nothing but torch's own operations computes."""
+    """The kernel is also unset after a failure; outside, only torch's own operations compute."""
     asked: list[Tensor] = []
     monkeypatch.setattr(kernels, "can_tell", lambda obs, *others: bool(asked.append(obs)))
     clock, trajectory = Clock(), episodes()

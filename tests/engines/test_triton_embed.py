@@ -42,14 +42,14 @@ def build(obs: Vector | Assets, d_model: int, horizon: int, **more: Any) -> Tran
 
 
 def some_batch(*shape: int) -> Batch:
-    """Of observations of this shape, (B, T, ...)."""
+    """Return a batch with observations of this shape, (B, T, ...)."""
     obs = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     ids = torch.zeros(shape[:2], dtype=torch.long)
     return Batch(obs=obs, prev_action=ids, prev_reward=ids.float(), target=ids, valid=ids == 0).to(DEVICE)
 
 
 def result(backbone: Transformer, embed: Callable[[], Tensor]) -> list[Tensor]:
-    """The output, by rows, and the gradients of the weights for a loss that treats no two entries alike."""
+    """Return the output, by rows, and the gradients of the weights for a loss that weights all entries differently."""
     backbone.zero_grad()
     x_ND = embed().flatten(0, -2)
     (x_ND * torch.linspace(-1, 2, x_ND.numel(), device=DEVICE).view_as(x_ND) ** 2).sum().backward()

@@ -1,4 +1,4 @@
-"""Weights packed in one launch against the same by torch: on a GPU where there is one, interpreted elsewhere."""
+"""Weights packed in one launch against packing by torch: on a GPU if available, interpreted elsewhere."""
 
 # ruff: noqa: E402 (what needs Triton is imported where there is Triton)
 from __future__ import annotations
@@ -88,7 +88,7 @@ def check(policy: TransformerPolicy, precise: str, *, dealt: bool) -> None:
 
 
 def same_bits(found: Tensor | None, expected: Tensor) -> None:
-    """Of what is no number there are many bits, all alike to us."""
+    """Compare bits, but treat all NaN as equal."""
     assert found is not None
     assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
     kind = torch.int16 if found.dtype == torch.float16 else torch.int32

@@ -65,7 +65,7 @@ def some_noise(simulator: DarkRoomSimulator, worlds: int) -> tuple[Noise, torch.
 def both(
     policy: TransformerPolicy, simulator: DarkRoomSimulator, worlds: int, *, sampled: bool, policies: int = FEW
 ) -> list[Trajectory]:
-    """The same episodes step by step, nothing fused, and then in one launch."""
+    """Play the same episodes step by step, with nothing fused, and then in one launch."""
     noise, drawn = some_noise(simulator, worlds)
     gumbel_BTA = drawn if sampled else None
     view, room = fused_view(policy, concurrent_policies=policies), FusedDarkRoom(simulator)
@@ -180,7 +180,7 @@ def test_noise_may_lie_in_any_order() -> None:
 def test_in_half_precision_they_are_those_of_the_fused_step(
     method: str, sizes: dict[str, int], horizon: int, worlds: int, policies: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keys and values that were not written yet are no numbers here, and do not matter."""
+    """Keys and values that have not been written are NaN here, and do not matter."""
     simulator = FusedDarkRoom(room(horizon=horizon))
     policy = build(method, simulator, **sizes)
     noise, drawn = some_noise(simulator, worlds)
@@ -251,8 +251,8 @@ def test_methods_whose_whole_step_is_a_kernel_play_so() -> None:
 @pytest.mark.parametrize("method", ["uat", "vanilla"])
 @pytest.mark.parametrize(("worlds", "policies"), [(256, 1), (257, 3), (63, 1)])
 def test_the_same_at_full_size(method: str, worlds: int, policies: int) -> None:
-    """Products of float32 rounded three ways add up in another order than torch's: an action in some thousands may
-    differ, and what follows it."""
+    """The kernel's float32 products sum in another order than torch's: one action in some thousands may differ, and so
+    may the rest of its episode."""
     simulator = room(size=10, horizon=60)
     policy = build(method, simulator, d_model=64, num_heads=4, num_layers=3, d_ff=128)
     slow, fast = both(policy, simulator, worlds, sampled=True, policies=policies)

@@ -48,7 +48,7 @@ def test_fused_steps_are_the_slow_ones(streams: int) -> None:
             for name, value in slow.facts(world).items():
                 torch.testing.assert_close(value, fast.facts(other)[name], atol=1e-5, rtol=0)
         worlds, ended = (world, other), int(world.ended_B.sum())
-    assert ended > 0 or streams == 1, "nobody died or recovered: the test shows less than it says"
+    assert ended > 0 or streams == 1, "no patient died or recovered: the test would show nothing"
 
 
 def test_a_whole_rollout_is_the_slow_one() -> None:

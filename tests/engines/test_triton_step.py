@@ -86,7 +86,7 @@ def both(
 
 
 def tensors(state: Any) -> list[Tensor]:
-    """What a step changes in a memory."""
+    """Return the tensors of a memory that a step changes."""
     cache = cache_of(state)
     others = [x for x in (getattr(state, name, None) for name in ("ubar_BU", "return_B")) if x is not None]
     return [cache.kv_L2BHSE, cache.length_B, *others]
@@ -222,7 +222,7 @@ def test_a_policy_beside_others_multiplies_in_the_shapes_that_it_has_alone(heads
 @pytest.mark.kernels
 @pytest.mark.parametrize("method", ["uat", "vanilla"])
 def test_a_program_serves_several_streams_where_many_policies_share_the_device(method: str) -> None:
-    """Of 44 policies each has six programs, so that 19 streams go four to a program, and three to the last."""
+    """With 44 policies, each has six programs, so 19 streams go four to a program, and three to the last."""
     policy = build(method)
     assert served(19, policy.backbone.config.num_heads, 44) == 4
     assert worst_difference(policy, 19, 2, policies=44) < 1e-5

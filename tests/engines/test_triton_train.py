@@ -63,7 +63,7 @@ def some_batch(episodes: int, steps: int) -> Batch:
 
 
 def passes(policy: TransformerPolicy, batch: Batch) -> list[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
-    """Features and gradients of a loss: slow, then fused."""
+    """Return features and gradients of a loss: slow, then fused."""
     found = []
     for way in (policy, fused_view(policy, fused_pass=True)):
         policy.zero_grad()
@@ -109,7 +109,7 @@ def test_a_pass_without_gates_leaves_those_of_a_gated_backbone_alone() -> None:
 
 
 def test_second_derivatives_are_refused() -> None:
-    """They would be those of the head alone."""
+    """Second derivatives would be those of the head alone, so they are refused."""
     policy, batch = build("uat", SMALL, 20), some_batch(1, 2)
     view = fused_view(policy, fused_pass=True)
     loss = policy.head.nll(view.features(batch), batch.required_target).sum()
@@ -253,7 +253,7 @@ def test_the_stated_share_is_dropped_and_the_mean_kept(share: float) -> None:
 
 
 def test_sums_over_rows_of_half_precision_are_float32() -> None:
-    """What two hundred rows of 1,500 add up to is no number of half precision."""
+    """The sum of two hundred rows of 1,500 exceeds the range of half precision."""
     a, b = torch.full((200, 24), 1500.0, device=DEVICE).half(), torch.randn(200, 40, device=DEVICE).half()
     product, total = outer(a, b, splits=2, precision="half")
     assert torch.allclose(total, torch.full((24,), 300_000.0, device=DEVICE))

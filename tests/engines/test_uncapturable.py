@@ -1,4 +1,4 @@
-"""A world that cannot be captured: said in a sentence, and played launch by launch."""
+"""A world that cannot be captured causes a warning and is played launch by launch."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def test_a_failed_capture_warns_and_gives_nothing(monkeypatch: pytest.MonkeyPatc
 
 
 def test_nothing_is_collected_while_a_graph_is_recorded() -> None:
-    """The end of an older graph, found among the garbage, would spoil the recording."""
+    """Garbage collection of an older graph would make the recording fail."""
     with graph._without_garbage_collection():  # pyright: ignore[reportPrivateUsage]
         assert not gc.isenabled()
     assert gc.isenabled()
 
 
 class Curious(DarkRoomSimulator):
-    """Reads a value back to the host."""
+    """A simulator that reads a value back to the host."""
 
     def step(self, world: World, action: torch.Tensor) -> Transition[World]:
         assert action.max().item() < 5
@@ -50,7 +50,7 @@ def test_a_world_that_reads_values_back_is_played_launch_by_launch() -> None:
         first = player.play(torch.arange(8), seed=3)
     assert player.path.startswith("cuda eager, no graph")
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # it is said once
+        warnings.simplefilter("error")  # it warns only once
         again = player.play(torch.arange(8), seed=3)
     plain = RolloutRunner(None, DarkRoomSimulator(config, device), device=device, sampled=False).play(
         torch.arange(8), seed=3

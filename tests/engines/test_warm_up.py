@@ -1,4 +1,4 @@
-"""Kernels that are written down and compiled side by side instead of one after another."""
+"""Kernels whose launches are recorded and that are compiled in parallel instead of one after another."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CPU, CUDA = torch.device("cpu"), torch.cuda.is_available()
 
 
 def kernel() -> Any:
-    """One that is never interpreted: launched without a GPU it would fail."""
+    """A kernel that is never interpreted: launched without a GPU it would fail."""
 
     def doubled(x_ptr: Any, n: Any, plain: Any, BLOCK: tl.constexpr) -> None:
         at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -91,7 +91,7 @@ def test_other_threads_launch_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """As on a GPU, but for compiling: how many launches each warm-up found."""
+    """Warm up as on a GPU, without compiling, and record the number of launches of each warm-up."""
     found: list[int] = []
     monkeypatch.setattr(warm_up_module, "compiles", lambda device: True)
     monkeypatch.setattr(warm_up_module, "compile_all", lambda launches, device: found.append(len(launches)))
@@ -112,7 +112,7 @@ def test_a_warm_up_leaves_no_trace(compiled: list[int]) -> None:
 
 
 def test_what_is_prepared_happens(compiled: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Noise, say: no world comes from zeros."""
+    """Noise, for example, must be real: worlds cannot be made from zeros."""
     made: list[int] = []
     monkeypatch.setattr(JITFunction, "run", lambda self, *args, **named: made.append(args[1]))
     double, x = kernel(), torch.ones(5)
@@ -218,7 +218,7 @@ def test_names_are_given_in_order_before_threads_compile(monkeypatch: pytest.Mon
 def test_a_training_warms_up_an_epoch_and_a_validation_once(
     tmp_path: Path, compiled: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here nothing is launched, and the numbers are those of a training without."""
+    """A warm-up launches nothing, and the numbers are those of a training without it."""
     played: list[int] = []
     play = RolloutRunner._rollout
 
@@ -244,7 +244,7 @@ ON_A_GPU = pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
 
 
 class Doubled(torch.autograd.Function):
-    """Its backward pass runs in a thread of autograd's own on a GPU."""
+    """On a GPU, the backward pass runs in a thread of autograd."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, double: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
