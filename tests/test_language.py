@@ -34,6 +34,7 @@ ROOMS = (
     "src/uat/serving",
     "tests/training",
     "tests/serving",
+    "tests/contracts",
     "tests/data",
     "tests/domains",
     "tests/evaluation",
