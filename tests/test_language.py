@@ -40,6 +40,8 @@ ROOMS = (
     "tests/evaluation",
     "tests/paper",
     "tests/bench",
+    "tests/nn",
+    "tests/methods",
     "tests/robustness",
     *(f"tests/test_{name}.py" for name in ("lock", "terminal", "results", "feedback", "config", "cli", "registry")),
     *(

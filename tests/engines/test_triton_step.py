@@ -269,7 +269,7 @@ def test_gpus_without_the_instructions_that_kernels_name_are_refused(
 @pytest.mark.parametrize(
     ("method", "tf32", "room", "refused"),
     [
-        ("uat", False, 99, "up to 136 KB of shared memory, and this device has 99; with precision tf32 it takes less"),
+        ("uat", False, 99, "up to 136 KB of shared memory, and this device has 99; precision tf32 needs less"),
         ("uat", False, 163, None),
         ("uat", True, 99, None),
         ("vanilla", False, 99, None),

@@ -28,7 +28,7 @@ def test_a_failed_capture_warns_and_gives_nothing(monkeypatch: pytest.MonkeyPatc
 
 def test_nothing_is_collected_while_a_graph_is_recorded() -> None:
     """The end of an older graph, found among the garbage, would spoil the recording."""
-    with graph._nothing_collected():  # pyright: ignore[reportPrivateUsage]
+    with graph._without_garbage_collection():  # pyright: ignore[reportPrivateUsage]
         assert not gc.isenabled()
     assert gc.isenabled()
 

@@ -1,4 +1,4 @@
-"""A toy market whose best portfolio is known, as batches: what the tests of SARL and DeepTrader share.
+"""A toy market with a known best portfolio, shared by the tests of SARL and DeepTrader.
 
 Axes: B batch, T time, N assets, F indicators, A cash and assets.
 """
@@ -26,7 +26,7 @@ SPEC = Spec(
 
 
 def batch_of(obs_BTNF: Tensor, return_BTN: Tensor, allowed_BTA: Tensor | None = None) -> Batch:
-    """Days on which these indicators are seen and these returns follow."""
+    """Return a batch of days with these indicators, each followed by these returns."""
     shape = return_BTN.shape[:2]
     relative_BTA = torch.cat([torch.ones(*shape, 1), 1 + return_BTN], dim=-1)
     trajectory = Trajectory(
@@ -43,7 +43,7 @@ def batch_of(obs_BTNF: Tensor, return_BTN: Tensor, allowed_BTA: Tensor | None = 
 
 
 def signalled(generator: torch.Generator, episodes: int = 24) -> Batch:
-    """An asset's first indicator says which way it moves by the next close, by 2 %; the others say nothing."""
+    """An asset's first indicator predicts its move of 2 % by the next close; the others are noise."""
     obs_BTNF = torch.randn(episodes, STEPS, ASSETS, INDICATORS, generator=generator)
     return batch_of(obs_BTNF, 0.02 * obs_BTNF[..., 0].sign())
 
@@ -55,7 +55,7 @@ def fit(
     draw: Callable[[torch.Generator], Batch] = signalled,
     lr: float = 1e-2,
 ) -> None:
-    """Adam down the phase's loss, on fresh batches."""
+    """Minimise the phase's loss with Adam, on fresh batches."""
     assert isinstance(phase.behaviour, Behaviour)
     generator = torch.Generator().manual_seed(1)
     optimizer = torch.optim.Adam(policy.parameters(), lr=lr)

@@ -1,4 +1,4 @@
-"""What the tests of methods that learn from logs share: worlds written in a few lines, and training in them."""
+"""Small worlds and training loops for the tests of methods that learn from logs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from uat.training.surroundings import seeded
 
 
 class Worlds(Simulator[Tensor]):
-    """A simulator whose expert is nobody; worlds are tensors (B, ...), and say when they end by the horizon alone."""
+    """A simulator with a dummy expert; worlds are tensors (B, ...) that end at the horizon."""
 
     spec: Spec
 
@@ -44,7 +44,7 @@ class Worlds(Simulator[Tensor]):
 
 
 def batch_of(policy: Policy, worlds: Worlds, ids: Tensor) -> Batch:
-    """Logged episodes of these worlds, as the policy's own phase wants them."""
+    """Logged episodes of these worlds, with the behaviour of the policy's phase."""
     behaviour, spec = policy.phases()[0].behaviour, worlds.spec
     assert behaviour is not None
     noise = gumbel(0, "behaviour", ids, spec.steps * spec.action.count)
@@ -54,7 +54,7 @@ def batch_of(policy: Policy, worlds: Worlds, ids: Tensor) -> Batch:
 
 
 def learn(method: str, worlds: Worlds, *, steps: int, episodes: int = 64, lr: float = 3e-3, **settings: Any) -> Policy:
-    """A policy after so many optimizer steps, each on fresh logs."""
+    """Train a policy for `steps` optimizer steps, each on fresh logs."""
     with seeded(0, CPU):
         policy = METHODS[method].build(worlds.spec, METHODS[method].configure(**settings))
     training = TrainConfig(lr=lr, weight_decay=0.0)
@@ -69,14 +69,14 @@ def learn(method: str, worlds: Worlds, *, steps: int, episodes: int = 64, lr: fl
 
 
 def in_the_dark(method: str, patch: pytest.MonkeyPatch) -> RunConfig:
-    """A tiny run in the dark room, of a method whose own domain is another."""
+    """A tiny run in the dark room, of a method for another domain."""
     patch.setitem(METHODS, method, dataclasses.replace(METHODS[method], domains=None))
     patch.setattr("uat.training.checkpoint.SAVE_SECONDS", 0.0)
     return dataclasses.replace(tiny("vanilla"), method_name=method, method=small_config(method))
 
 
 def assert_resumes(config: RunConfig, folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """A training stopped before any of several writes and resumed leaves the bytes of one never stopped."""
+    """Training that is stopped before a write and resumed leaves the same bytes as uninterrupted training."""
     whole = numbers(train(config, folder / "whole", device="cpu").path)
     for event in range(2, 9, 2):
         with patch.context() as within:

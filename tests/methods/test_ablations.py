@@ -1,4 +1,4 @@
-"""The six ablations of UAT: each lacks exactly what it is named after, and is UAT in all else."""
+"""The six ablations of UAT: each lacks exactly the part in its name and equals UAT otherwise."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ MISSING = {
 
 @every_ablation
 def test_what_is_missing_is_missing_by_name(method: str) -> None:
-    """Names and order of all that stays are those of the whole model."""
+    """The remaining weights have the names and the order of the full model."""
     spec = SPECS["vector-discrete"]
     whole, rest = list(ablated("uat", spec).state_dict()), list(ablated(method, spec).state_dict())
     assert rest == [name for name in whole if name not in MISSING[method]]
@@ -165,7 +165,7 @@ def test_what_is_not_seen_is_nothing_to_the_whole_model(method: str, spec: Spec)
 
 @pytest.mark.parametrize("method", ["uat-no-q", "uat-no-kv", "uat-no-bias"])
 def test_what_is_missing_is_zero_to_the_whole_model(method: str) -> None:
-    """UAT with zeros in the place of the missing weights gives the same logits."""
+    """UAT with zeros in place of the missing weights gives the same logits."""
     spec = SPECS["vector-weights"]
     whole, policy, batch = ablated("uat", spec), ablated(method, spec, seed=1), random_batch(spec)
     base, d, modulated = 3 * 12, 12, {"uat-no-q": "kv", "uat-no-kv": "q", "uat-no-bias": "qkv"}[method]
@@ -185,7 +185,7 @@ def test_what_is_missing_is_zero_to_the_whole_model(method: str) -> None:
 
 
 def test_a_linear_encoder_adds_up() -> None:
-    """u of a sum is the sum of the u; with ReLU it is not."""
+    """The linear encoder is additive; the encoder with ReLU is not."""
     spec = SPECS["vector-weights"]
     a, b = torch.rand(2, 9, 4, dtype=torch.float64)
     r, s = torch.randn(2, 9, dtype=torch.float64)

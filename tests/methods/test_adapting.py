@@ -1,4 +1,4 @@
-"""What every adapting method must hold: streams apart, restarts that restore, training that is its source's, speed."""
+"""Properties of every adapting method: separate streams, restarts, training of its source, speed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 
 
 def lively(method: str, spec: Spec) -> Policy:
-    """Moves far in few steps."""
+    """Settings that change the weights a lot in few steps."""
     known = {item.name for item in dataclasses.fields(METHODS[method].config)}
     settings: dict[str, Any] = {"adaptation_rate": 0.1, "certainty": 2.0, "teacher_decay": 0.5}
     return build_random(method, spec, **{name: value for name, value in settings.items() if name in known})
@@ -47,7 +47,7 @@ def lively(method: str, spec: Spec) -> Policy:
 @every_spec
 @every_method
 def test_rate_zero_is_vanilla(method: str, spec: Spec, dtype: torch.dtype) -> None:
-    """TENT to the last bit; CoTTA multiplies several rows at once, which may round otherwise."""
+    """TENT is equal to the last bit; CoTTA multiplies several rows at once, which may round differently."""
     policy = build_random(method, spec, dtype=dtype, adaptation_rate=0.0)
     for streams in (1, 5, 64):
         batch = random_batch(spec, episodes=streams)
@@ -73,7 +73,7 @@ def test_acting_adapts(method: str, spec: Spec) -> None:
 @every_spec
 @every_method
 def test_restart_restores_the_source(method: str, spec: Spec) -> None:
-    """Stream 1 begins anew in mid-episode, with the observations of the start; the others go on."""
+    """Stream 1 restarts in mid-episode with the first observations; the other streams continue."""
     policy, batch = lively(method, spec), random_batch(spec, whole=True)
     steps = list(moments(batch))
     unbroken, state, found = stream(policy, batch), policy.init_state(3, 7, "cpu"), []
@@ -96,7 +96,7 @@ def test_restart_restores_the_source(method: str, spec: Spec) -> None:
 @every_spec
 @every_method
 def test_other_streams_change_nothing(method: str, spec: Spec) -> None:
-    """A stream answers the same alone, in any company and at any place."""
+    """A stream's outputs do not depend on other streams or on its row."""
     policy, batch = lively(method, spec), random_batch(spec, episodes=6)
     together = stream(policy, batch)
     for b in range(6):

@@ -1,4 +1,4 @@
-"""A-DT: its token is a linear map of the concatenation, and Proposition 2 holds on its own weights."""
+"""A-DT: tokens are linear maps of the concatenation, and Proposition 2 holds for its weights."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def random_adt(spec: Spec, **settings: Any) -> ADT:
 
 
 def one_hot(ids: Tensor, count: int) -> Tensor:
-    """Zeros for the id -1."""
+    """Return one-hot vectors; zeros for the id -1."""
     return F.one_hot(ids + 1, count + 1)[..., 1:].double()
 
 
 def observations(spec: Spec, obs: Tensor) -> Tensor:
-    """o as a vector, with a constant 1 for the bias where there is one."""
+    """Return o as a vector, with a 1 appended if the encoder has a bias."""
     if isinstance(spec.obs, Items):
         return one_hot(obs, spec.obs.count)
     o = obs.double().flatten(2)
@@ -45,14 +45,14 @@ def observations(spec: Spec, obs: Tensor) -> Tensor:
 
 
 def feedback(spec: Spec, batch: Batch) -> Tensor:
-    """f = [a; r]"""
+    """Return f = [a; r]."""
     weights = isinstance(spec.action, Weights)
     a = batch.prev_action.double() if weights else one_hot(batch.prev_action, spec.action.count)
     return torch.cat([a, batch.prev_reward.double()[..., None]], -1)
 
 
 def columns(policy: ADT) -> tuple[Tensor, Tensor]:
-    """W_e^(o), its last column the bias where there is one, and W_e^(f) = [W_a, w_r]."""
+    """Return W_e^(o), whose last column is the bias if there is one, and W_e^(f) = [W_a, w_r]."""
     w = dict(policy.named_parameters())
     W_o = (
         w["backbone.encoder.weight"].T
@@ -109,13 +109,13 @@ def test_adt_without_feedback_is_vanilla(spec: Spec) -> None:
     with torch.no_grad():
         assert torch.equal(policy.logits(silent), vanilla.logits(silent))
         assert not torch.equal(policy.logits(batch), vanilla.logits(batch))
-        assert torch.equal(policy.logits(batch)[:, 0], vanilla.logits(batch)[:, 0])  # nothing is told yet
+        assert torch.equal(policy.logits(batch)[:, 0], vanilla.logits(batch)[:, 0])  # before any feedback
     assert torch.equal(stream(policy, silent), stream(vanilla, silent))
 
 
 @every_spec
 def test_no_part_of_a_fresh_token_drowns_another(spec: Spec) -> None:
-    """Every column of W_e is drawn from one law."""
+    """All columns of W_e have the same initial distribution."""
     policy = build("adt", spec, d_model=240)
     assert isinstance(policy, ADT)
     encoder = policy.backbone.encoder
@@ -141,7 +141,7 @@ PROPOSITION = {
     "ids": Spec(obs=Vector(7), action=Discrete(6), horizon=24),
     "weights": Spec(obs=Assets(3, 2), action=Weights(6), horizon=24),
 }
-"""Observations, feedback and episodes wider than a head, so that the bounds say something."""
+"""Sizes at which observations, feedback and episodes exceed a head, so that the bounds are not trivial."""
 
 
 def rank(*side_by_side: Tensor) -> int:
@@ -149,7 +149,7 @@ def rank(*side_by_side: Tensor) -> int:
 
 
 def heads_of(policy: ADT) -> list[tuple[Tensor, Tensor]]:
-    """W_Q and W_K of every head of the first layer."""
+    """Return W_Q and W_K of every head of the first layer."""
     block, heads = policy.backbone.blocks[0], policy.config.num_heads
     assert isinstance(block, Block)
     w = {f"project.{name}": p for name, p in block.attention.project.named_parameters()}
@@ -160,7 +160,7 @@ def heads_of(policy: ADT) -> list[tuple[Tensor, Tensor]]:
 @pytest.mark.parametrize("spec", PROPOSITION.values(), ids=PROPOSITION)
 @given(seed=seeds)
 def test_adt_logits_fall_into_four_forms_of_limited_rank(spec: Spec, seed: int) -> None:
-    """Before LayerNorm and positions, as the proposition is stated."""
+    """The proposition is about tokens before LayerNorm and positions."""
     policy, batch = random_adt(spec, seed=seed), random_batch(spec, episodes=1, seed=seed, masked=False)
     d_m = policy.config.d_model // policy.config.num_heads
     block = policy.backbone.blocks[0]
@@ -188,7 +188,7 @@ def test_adt_logits_fall_into_four_forms_of_limited_rank(spec: Spec, seed: int) 
 
 @given(seed=seeds)
 def test_a_feedback_pathway_of_its_own_would_pass_the_bound(seed: int) -> None:
-    """The negative half: were feedback matched by maps of its own, the logits would have twice the rank."""
+    """Negative control: with separate maps of feedback, the logits would have twice the rank."""
     spec = PROPOSITION["ids"]
     policy, batch = random_adt(spec, seed=seed), random_batch(spec, episodes=1, seed=seed, whole=True)
     o, f = observations(spec, batch.obs)[0], feedback(spec, batch)[0]
@@ -213,7 +213,7 @@ def test_overhead_over_vanilla_is_the_formula(spec: Spec, d_model: int) -> None:
 
 
 def test_parameter_counts() -> None:
-    """Ours, and why they cannot be the published 102,532: that leaves no room for 61 learned positions."""
+    """The count differs from the published 102,532, which leaves no room for 61 learned positions."""
     spec = Spec(obs=Vector(10), action=Discrete(4), horizon=60)
     policy = random_adt(spec, d_model=64, num_heads=4, num_layers=3, d_ff=128)
     assert count(policy) == 105_284

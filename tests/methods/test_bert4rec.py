@@ -1,4 +1,4 @@
-"""BERT4Rec: what a mask hides, that both sides are seen, and a Cloze test with a known answer."""
+"""BERT4Rec: masks, bidirectional attention, and a Cloze test with a known answer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def bert4rec(**settings: Any) -> BERT4Rec:
 
 
 def test_what_is_masked() -> None:
-    """A share of the steps, the last real one always, padding never; in a share of the episodes the last alone."""
+    """Masks hide a share of the steps, always the last real one, never padding; in some episodes only the last."""
     policy = bert4rec(mask_share=0.3, last_share=0.25)
     valid_BT = torch.arange(20) < torch.randint(1, 21, (4000, 1), generator=torch.Generator().manual_seed(0))
     last_BT = torch.arange(20) == valid_BT.sum(1, keepdim=True) - 1
@@ -47,7 +47,7 @@ def test_what_is_masked() -> None:
 
 
 class Gapped(BERT4Rec):
-    """Asked at step 2 and at the end."""
+    """The loss is at step 2 and at the last step."""
 
     def hidden(self, valid_BT: Tensor) -> Tensor:
         return (torch.arange(valid_BT.shape[1]) == 2).expand_as(valid_BT) | self._last(valid_BT)
@@ -96,7 +96,7 @@ def test_blocks_equal_those_of_torch() -> None:
 
 
 def alphabet(letters: int, steps: int) -> Batch:
-    """Stretches of a circular alphabet from every letter and of every length; each asks for the letters that follow."""
+    """Segments of a circular alphabet of every start and length, whose targets are the following letters."""
     start_B, length_B = torch.cartesian_prod(torch.arange(letters), torch.arange(1, steps + 1)).unbind(1)
     letter_BT = (start_B[:, None] + torch.arange(steps)) % letters
     padding_BT = torch.arange(steps) >= length_B[:, None]
@@ -104,7 +104,7 @@ def alphabet(letters: int, steps: int) -> Batch:
 
 
 def test_cloze_learns_a_toy_alphabet_exactly() -> None:
-    """It learns from gaps with both sides seen, and decides at every step from the past alone."""
+    """The policy learns from gaps with both sides visible, and decides from the past alone."""
     batch = alphabet(12, 6)
     with seeded(0, CPU):
         config = BERT4RecConfig(d_model=16, num_heads=2, num_layers=1, d_ff=32, dropout=0.0, mask_share=0.5)
@@ -127,7 +127,7 @@ def test_cloze_learns_a_toy_alphabet_exactly() -> None:
 
 
 def test_a_mask_behind_the_prefix_gives_the_answer() -> None:
-    """What is decided at t is the Cloze answer of an episode that ends there."""
+    """The decision at t equals the Cloze answer of an episode that ends at t."""
     policy, batch = bert4rec(), random_batch(SPEC, whole=True)
     decided_BTI = policy.logits(batch)
     for t in range(SPEC.steps):

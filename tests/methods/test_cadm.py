@@ -1,4 +1,4 @@
-"""CaDM: a linear system is found, a context tells regimes apart, and the plan is the best of all plans."""
+"""CaDM: it learns a linear system, its context separates regimes, and its plan is the best of all plans."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def build_cadm(spec: Spec = DISCRETE, **settings: Any) -> CaDM:
 
 
 class Linear(Worlds):
-    """o' = G o + P_a s, r = w · o + c_a: a damped turn and a push; s is hidden, 1 unless regimes are two."""
+    """World o' = G o + P_a s, r = w · o + c_a, with a hidden s that is 1 unless there are two regimes."""
 
     spec = Spec(obs=Vector(2), action=Discrete(3), horizon=8)
     turn = torch.tensor([[0.9, 0.2], [-0.2, 0.9]])
@@ -77,7 +77,7 @@ class Linear(Worlds):
 
 
 class Regimes(Linear):
-    """Pushes, and what they pay, have the other sign in half of the episodes."""
+    """The effects and rewards of actions change their sign in half of the episodes."""
 
     regimes = 2
 
@@ -127,7 +127,7 @@ def test_dynamics_of_a_linear_system_are_found(linear: CaDM) -> None:
 
 
 def test_a_context_separates_two_regimes(regimes: CaDM) -> None:
-    """By a linear probe, and by what the right context is worth; before any transition it knows nothing."""
+    """Tested by a linear probe and by the value of the right context; before any transition it has no information."""
     batch = batch_of(regimes, Regimes(), FRESH)
     assert batch.trajectory is not None
     side_B = batch.trajectory.facts["side"][:, 0]
@@ -154,7 +154,7 @@ def test_planning_finds_the_best_first_action(regimes: CaDM) -> None:
 
 
 def assert_plans_well(regimes: CaDM) -> None:
-    """The arg-max under the true world, whose regime only the past tells, where it is not nearly a tie."""
+    """The best actions in the true world, where only the past reveals the regime, except for near ties."""
     worlds, batch = Regimes(), batch_of(regimes, Regimes(), FRESH)
     assert batch.trajectory is not None
     side = batch.trajectory.facts["side"][:, 5, None]
@@ -178,7 +178,7 @@ def assert_plans_well(regimes: CaDM) -> None:
 
 
 class Corridor(nn.Module):
-    """A known model: action 0 pays 0.2 and leads to 0, action 1 leads on by one, and pays 1 from 2 on."""
+    """A known model: action 0 pays 0.2 and returns to 0; action 1 moves one forward and pays 1 from 2 on."""
 
     def __init__(self, d_context: int) -> None:
         super().__init__()
@@ -193,7 +193,7 @@ class Corridor(nn.Module):
 
 @pytest.mark.parametrize(("steps", "best"), [(1, 0), (2, 0), (3, 1), (4, 1)])
 def test_a_plan_is_as_wise_as_it_is_long(steps: int, best: int) -> None:
-    """From 0 it takes two moves to the place that pays: one or two steps ahead see none of it."""
+    """From 0, the reward is two moves away, beyond plans of one or two steps."""
     spec = Spec(obs=Vector(1), action=Discrete(2), horizon=5)
     policy = build_cadm(spec, plan_steps=steps)
     policy.forwards = Corridor(policy.config.d_context)  # pyright: ignore[reportAttributeAccessIssue]
@@ -225,7 +225,7 @@ def test_the_plan_is_the_best_of_all_plans() -> None:
 
 
 def test_units_are_told_apart_by_what_is_usual() -> None:
-    """Of many batches they are the mean and the deviation; there and back is where one was; padding counts nowhere."""
+    """Units estimate mean and deviation over many batches, invert exactly, and ignore padding."""
     generator, units = torch.Generator().manual_seed(0), Units(2)
     batches = torch.randn(300, 200, 2, generator=generator) * torch.tensor([3.0, 0.02]) + torch.tensor([5.0, -1.0])
     batches[:, 100:] = torch.nan
@@ -237,7 +237,7 @@ def test_units_are_told_apart_by_what_is_usual() -> None:
 
 
 class Bonus(Regimes):
-    """One step in fifty pays 50 more or less, whatever was done."""
+    """One step in fifty pays 50 more or less, whatever the action."""
 
     def step(self, world: Tensor, action: Tensor) -> Transition[Tensor]:
         after = super().step(world, action)
@@ -246,7 +246,7 @@ class Bonus(Regimes):
 
 
 def test_a_rare_bonus_hides_nothing() -> None:
-    """Squared errors would follow the bonus; the plan still finds what each action pays otherwise."""
+    """Squared errors would fit the bonus; the plan still ranks actions by their usual rewards."""
     policy = learn("cadm", Bonus(), steps=300, lr=1e-2, **SMALL)
     assert isinstance(policy, CaDM)
     assert_plans_well(policy)
@@ -261,7 +261,7 @@ def test_members_differ() -> None:
 
 
 def test_outputs_of_any_scale_weigh_alike() -> None:
-    """In a hundredth of the unit an output's errors have the same gradient's direction, and the value is known."""
+    """Scaling an output by 100 keeps the gradient's direction and shifts the loss by a known amount."""
     generator = torch.Generator().manual_seed(0)
     found = torch.randn(500, 2, generator=generator).double()
     valid = torch.arange(500) < 400
@@ -282,11 +282,11 @@ def test_outputs_of_any_scale_weigh_alike() -> None:
 
 
 def test_only_the_last_transitions_are_seen() -> None:
-    """With K = 2, what happened three transitions ago changes nothing; two ago, it does."""
+    """With K = 2, the transition three steps ago has no influence; the one two steps ago has."""
     policy = build_cadm(context_steps=2)
     batch = random_batch(DISCRETE, whole=True)
     before = stream(policy, batch)
-    for t, changes in ((3, False), (4, False), (5, True), (6, True)):  # the transition that is told of at t
+    for t, changes in ((3, False), (4, False), (5, True), (6, True)):  # the transition in the feedback of t
         batch.prev_reward[:, t] += 1.0
         after = stream(policy, batch)
         assert torch.equal(after[:, 6], before[:, 6]) is not changes, t
@@ -294,7 +294,7 @@ def test_only_the_last_transitions_are_seen() -> None:
 
 
 def test_a_context_must_serve_the_steps_ahead() -> None:
-    """Step i is predicted from the contexts of the J steps up to it, as far as they are in the episode."""
+    """Step i is predicted from the contexts of the last J steps within the episode."""
     policy, batch = build_cadm(future_steps=3), random_batch(DISCRETE, episodes=1)
     losses = policy.loss(batch)
     assert losses["reward"][1] == 7 + 6 + 5
@@ -321,7 +321,7 @@ def test_too_many_plans_are_refused_with_their_number() -> None:
 
 
 def test_cadm_learns_from_logs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed and resumed, to the same bytes."""
+    """A killed and resumed training gives the same bytes."""
     config = in_the_dark("cadm", monkeypatch)
     assert build("cadm", DISCRETE).phases()[0].behaviour == Behaviour(0.3)
     assert_resumes(config, tmp_path, monkeypatch)

@@ -1,4 +1,4 @@
-"""CoTTA: teacher, student, restore and jitter, each with its known answer, and all of them as a slow twin says."""
+"""CoTTA: known answers of teacher, student, restoring and jitter, and equality with a slow twin."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from uat.spec import Spec
 every_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 DISCRETE = SPECS["vector-discrete"]
 NEVER = 2.0
-"""No probability is as large: the averaged prediction is always the target."""
+"""A certainty above every probability, so that the averaged prediction is always the target."""
 
 
 def build_cotta(spec: Spec, **settings: Any) -> Cotta:
@@ -27,7 +27,7 @@ def build_cotta(spec: Spec, **settings: Any) -> Cotta:
 
 
 def played(policy: Cotta, batch: Batch, student: float = 0.0) -> CottaState:
-    """The state after a batch; the students of its first step have moved by `student` everywhere."""
+    """The state after a batch, before which all students were shifted by `student`."""
     streams, steps = batch.valid.shape
     state = policy.init_state(streams, steps, "cpu")
     state.student_BP.fill_(student)
@@ -114,7 +114,7 @@ def test_jitter_is_the_same_for_a_step() -> None:
 
 
 def test_certain_teachers_stay_plain() -> None:
-    """A student that is asked to agree with itself stays where it is; jitter gives it something to learn."""
+    """A student whose target is its own prediction does not move; with jitter it does."""
     batch = random_batch(DISCRETE, whole=True)
     still, moved = (played(build_cotta(DISCRETE, certainty=c), batch) for c in (0.0, NEVER))
     assert still.student_BP.abs().max() < 1e-12

@@ -1,4 +1,4 @@
-"""DeepTrader: blocks, graphs and rewards are what the equations say, and toy markets are traded as they should be."""
+"""DeepTrader: blocks, graphs and rewards equal the equations, and toy markets are traded well."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_block_equals_the_equations() -> None:
 
 
 def test_the_graph_is_the_correlation_of_changes() -> None:
-    """Changes of two assets that go together, of one against them, and of one that does not trade."""
+    """Two assets move together, one moves against them, and one does not trade."""
     generator = torch.Generator().manual_seed(0)
     change = torch.randn(STEPS, INDICATORS, generator=generator, dtype=torch.float64)
     obs = torch.stack([change, 2 * change, -change, change], dim=1).cumsum(0)[None]
@@ -130,7 +130,7 @@ def test_the_asset_unit_finds_what_rises() -> None:
 
 
 def test_the_market_unit_holds_back_where_it_falls() -> None:
-    """The sign of the indicators' mean says whether all assets rise or fall by 1 % in this episode."""
+    """The sign of the indicators' mean predicts whether all assets rise or fall by 1 % in this episode."""
 
     def draw(generator: torch.Generator) -> Batch:
         way = torch.randint(2, (24, 1, 1), generator=generator) * 2.0 - 1

@@ -1,4 +1,4 @@
-"""DT: which token is where, who sees whom, and what its feedback says."""
+"""DT: order of tokens, their attention, and the content of feedback tokens."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def assert_same_logits(found: Tensor, expected: Tensor) -> None:
 
 
 def tokens_of(w: reference.Weights, policy: DT, batch: Batch, b: int) -> tuple[list[Tensor], list[int]]:
-    """x of every token of one episode, and which of them are observations."""
+    """Return x of every token of one episode, and the indices of observations."""
     start, earned = 0 if batch.start is None else int(batch.start[b]), torch.zeros((), dtype=torch.float64)
     x, seen_at = [], []
     for t in range(batch.valid.shape[1]):
@@ -100,21 +100,21 @@ def test_parallel_pass_equals_the_equations(
 
 
 def moved(before: Tensor, after: Tensor) -> list[int]:
-    """Entries along the second axis that changed at all, in all episodes alike."""
+    """Indices along the second axis with a change, which must be equal in all episodes."""
     changed_BT = (before != after).any(-1)
     assert (changed_BT == changed_BT[:1]).all()
     return changed_BT[0].nonzero()[:, 0].tolist()
 
 
 def with_another(batch: Batch, name: str, t: int) -> Batch:
-    """The same batch, and another observation, reward or action at t."""
+    """Return a copy of the batch with another observation, reward or action at t."""
     value = getattr(batch, name)
     other = value[:, t] + 0.5 if value.is_floating_point() else (value[:, t] + 1) % 4
     return replace(batch, **{name: torch.cat([value[:, :t], other[:, None], value[:, t + 1 :]], 1)})
 
 
 def test_tokens_are_interleaved_as_told() -> None:
-    """Each input moves its own token; a reward moves the later returns too."""
+    """Each input changes its own token; a reward also changes later returns."""
     spec = SPECS["vector-discrete"]
     batch, steps = random_batch(spec, whole=True), range(spec.steps)
     for include_actions, per_step in ((False, 2), (True, 3)):
@@ -162,7 +162,7 @@ def test_every_input_changes_exactly_the_decisions_that_may_know_it(include_acti
 
 @both_lengths
 def test_oldest_reward_is_seen_at_the_end(include_actions: bool) -> None:
-    """Even where the next reward evens it out, so that no later return tells of it."""
+    """This holds even if the next reward cancels it, so that no later return shows it."""
     policy = random_dt(SPECS["vector-discrete"], include_actions)
     batch = random_batch(policy.spec, whole=True)
     other = batch.prev_reward.clone()
@@ -198,7 +198,7 @@ def test_attention_runs_over_tokens(include_actions: bool, spec: Spec) -> None:
 
 
 def told_by(spec: Spec, trajectory: Trajectory) -> list[list[tuple[float, float]]]:
-    """The reward that arrives at each step, and the sum of those that have arrived: from the law of the clock."""
+    """Return the reward that arrives at each step and the running sum, from the clock's definition."""
     rows = []
     for rewards in trajectory.reward.double().tolist():
         arrived = [0.0] * spec.reward_lag + [r * spec.reward_scale for r in rewards]
@@ -213,15 +213,15 @@ def told_by(spec: Spec, trajectory: Trajectory) -> list[list[tuple[float, float]
 def test_return_so_far_is_the_running_sum(include_actions: bool, spec: Spec, return_scale: float | None) -> None:
     policy = random_dt(spec, include_actions, return_scale=return_scale)
     trajectory = random_trajectory(spec, whole=True)
-    heard: list[Tensor] = []
-    policy.feedback.register_forward_pre_hook(lambda _, inputs: heard.append(inputs[0]))
+    received: list[Tensor] = []
+    policy.feedback.register_forward_pre_hook(lambda _, inputs: received.append(inputs[0]))
     batch = spec.clock.batch(trajectory)
     policy.features(batch)
     stream(policy, batch)
     expected = torch.tensor(told_by(spec, trajectory), dtype=torch.float64)
     expected[..., 1] *= return_scale or 1 / spec.steps
-    torch.testing.assert_close(heard[0], expected, rtol=0, atol=1e-5)  # rewards are told in single precision
-    torch.testing.assert_close(torch.stack(heard[1:], 1), heard[0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(received[0], expected, rtol=0, atol=1e-5)  # feedback has rewards in single precision
+    torch.testing.assert_close(torch.stack(received[1:], 1), received[0], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
@@ -248,7 +248,7 @@ def test_streaming_equals_the_parallel_pass(
 @both_lengths
 @pytest.mark.parametrize("at", [1, 2, 5])
 def test_stream_restarted_in_mid_episode_is_a_fresh_episode(include_actions: bool, at: int) -> None:
-    """Stream 1 starts anew at step `at`, over slots that hold its past; the others go on."""
+    """Stream 1 restarts at step `at`, over slots with its past; the other streams continue."""
     spec = SPECS["items-weights"]
     policy = random_dt(spec, include_actions)
     going, fresh = (random_batch(spec, seed=seed, whole=True) for seed in (1, 2))
@@ -299,7 +299,7 @@ def test_cache_holds_the_tokens_of_each_step(include_actions: bool) -> None:
 
 
 def test_tokens_of_a_step_share_its_position() -> None:
-    """Without any other weight, all tokens of a step are equal, and those of other steps are not."""
+    """With all other weights zero, tokens of one step are equal, and those of different steps differ."""
     policy = random_dt(SPECS["vector-discrete"], include_actions=True, max_positions=12)
     batch = replace(random_batch(policy.spec), start=torch.tensor([0, 2, 5]))
     assert policy.action is not None
@@ -329,7 +329,7 @@ def test_overhead_over_vanilla_is_the_formula(include_actions: bool, spec: Spec)
 
 
 def test_parameter_counts() -> None:
-    """Ours, and why they cannot be the published 102,660: that leaves no room for 61 learned positions."""
+    """The count differs from the published 102,660, which leaves no room for 61 learned positions."""
     spec = Spec(obs=Vector(10), action=Discrete(4), horizon=60)
     sizes: dict[str, Any] = {"d_model": 64, "num_heads": 4, "num_layers": 3, "d_ff": 128}
     policy = random_dt(spec, include_actions=False, **sizes)

@@ -53,7 +53,7 @@ def slow_block(policy: GTrXL, w: dict[str, Tensor], layer: int, x: list[Tensor],
 
 
 def slow_attention(policy: GTrXL, w: dict[str, Tensor], layer: int, window: list[Tensor]) -> Tensor:
-    """What the last step of the window sees in it."""
+    """Return the steps of the window that influence its last step."""
     name, d, heads = f"backbone.blocks.{layer}.attention", policy.config.d_model, []
     d_m = d // policy.config.num_heads
     W_Q, W_K, W_V = w[f"{name}.project.weight"].chunk(3)
@@ -124,7 +124,7 @@ def test_shut_gates_hand_the_embedding_on(spec: Spec) -> None:
 @pytest.mark.parametrize("spare", [0, 3])
 @pytest.mark.parametrize("memory", [1, 2, 5, 19, 40])
 def test_streaming_with_a_short_memory_equals_all_at_once(memory: int, spare: int) -> None:
-    """Slots are used again and again, and the cache holds no more of them than the memory needs."""
+    """Slots are reused, and the cache has no more of them than the memory needs."""
     spec = replace(SPECS["vector-discrete"], horizon=20)
     policy, batch = gtrxl(spec, memory=memory), random_batch(spec)
     state, found = policy.init_state(3, spec.steps + spare, "cpu"), []
@@ -154,7 +154,7 @@ def test_a_restarted_stream_begins_anew_and_the_others_go_on(memory: int | None)
 
 
 def test_unset_memory_sees_the_whole_episode() -> None:
-    """Through one layer: the first step changes the last, and with a memory one step shorter it does not."""
+    """In one layer, the first step changes the last, but not with a memory one step shorter."""
     spec = SPECS["vector-discrete"]
     batch = random_batch(spec, whole=True)
     other = batch.obs.clone()
@@ -220,7 +220,7 @@ def encoder_parameters(space: Observations, d: int) -> int:
 @pytest.mark.parametrize(("d", "heads", "layers", "d_ff"), [(12, 3, 2, 10), (64, 4, 3, 128), (7, 1, 1, 5)])
 @every_spec
 def test_parameter_counts(spec: Spec, d: int, heads: int, layers: int, d_ff: int, memory: int | None) -> None:
-    """Per layer: 5 d² of attention, 12 d² of gates, a feed-forward network, and vectors; memory costs none."""
+    """Per layer: 5 d² for attention, 12 d² for gates, a feed-forward network and vectors; none for memory."""
     encoder = encoder_parameters(spec.obs, d)
     layer = 17 * d**2 + 2 * d * d_ff + d_ff + 10 * d
     expected = encoder + 2 * d + layers * layer + 2 * d + (d + 1) * spec.action.numbers

@@ -35,7 +35,7 @@ def build_iql(spec: Spec = DISCRETE, **settings: Any) -> IQL:
 
 
 def expectile_of(x: Tensor, tau: float) -> float:
-    """Where the mean loss has no slope, by bisection."""
+    """Find the minimum of the mean loss by bisection on its slope."""
     low, high = x.min().item(), x.max().item()
     for _ in range(60):
         v = torch.tensor((low + high) / 2, dtype=x.dtype, requires_grad=True)
@@ -53,7 +53,7 @@ def test_the_expectile_of_a_uniform_law_is_the_known_one(tau: float) -> None:
 
 @pytest.mark.parametrize("tau", [0.5, 0.7, 0.99])
 def test_the_expectile_of_two_values_is_their_weighted_mean(tau: float) -> None:
-    """0 with chance 3/4 and 1 with chance 1/4: τ/4 over τ/4 + (1 - τ) 3/4."""
+    """For 0 with probability 3/4 and 1 with probability 1/4: τ/4 over τ/4 + (1 - τ) 3/4."""
     x = torch.tensor([0.0, 0.0, 0.0, 1.0], dtype=torch.float64)
     assert expectile_of(x, tau) == pytest.approx(tau / (tau + 3 * (1 - tau)), abs=1e-9)
 
@@ -63,7 +63,7 @@ def test_the_expectile_of_two_values_is_their_weighted_mean(tau: float) -> None:
 
 @torch.no_grad()
 def test_losses_equal_the_equations() -> None:
-    """Worked out one step at a time, with rewards as the clock scales them."""
+    """Compute the losses one step at a time, with rewards scaled by the clock."""
     spec = replace(DISCRETE, reward_scale=2.0)
     policy, trajectory = build_iql(spec, largest_weight=1.5), random_trajectory(spec, episodes=4)
     batch, c = spec.clock.batch(trajectory), policy.config
@@ -93,7 +93,7 @@ def test_losses_equal_the_equations() -> None:
 
 
 def test_what_ends_has_no_future() -> None:
-    """A last step without an end counts nowhere in the critic's loss; one with an end counts its reward alone."""
+    """A truncated last step is not in the critic's loss; the target of a terminal step is its reward."""
     policy, trajectory = build_iql(), random_trajectory(DISCRETE, episodes=5)
     clock = DISCRETE.clock
     cut = policy.loss(clock.batch(replace(trajectory, terminated=torch.zeros_like(trajectory.terminated))))
@@ -109,7 +109,7 @@ def test_what_ends_has_no_future() -> None:
 
 
 def test_gradients_stay_where_they_belong() -> None:
-    """Values learn from the target, the critic from values, the policy from both: none moves what it learns from."""
+    """The value learns from the target, the critic from values, the policy from both, without gradients into them."""
     policy, batch = build_iql(), random_batch(DISCRETE)
     own = {"value": "value.", "critic": "critic.", "policy": "head."}
     for part, prefix in own.items():
@@ -230,7 +230,7 @@ def known_values(best: bool) -> Tensor:
 
 
 def test_values_and_policy_of_a_chain_are_the_known_ones() -> None:
-    """From uniformly random logs: Q is the fixed point, and the policy plays the best action at every step."""
+    """On uniformly random logs, Q is the fixed point, and the policy plays the best action at every step."""
     policy = learn(
         "iql",
         Chain(),
@@ -266,7 +266,7 @@ def test_values_and_policy_of_a_chain_are_the_known_ones() -> None:
 
 
 def test_iql_learns_from_logs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed and resumed, to the same bytes, target network included."""
+    """A killed and resumed training gives the same bytes, target network included."""
     config = in_the_dark("iql", monkeypatch)
     assert build("iql", DISCRETE).phases()[0].behaviour == Behaviour(0.3)
     assert_resumes(config, tmp_path, monkeypatch)

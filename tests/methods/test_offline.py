@@ -1,4 +1,4 @@
-"""Methods that learn from logs, captured on a GPU: the numbers of a CPU."""
+"""Methods that learn from logs give the same numbers captured on a GPU as on a CPU."""
 
 from __future__ import annotations
 

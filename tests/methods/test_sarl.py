@@ -1,4 +1,4 @@
-"""SARL: movements that can be told are learnt, weights follow them, and both losses are what the equations say."""
+"""SARL: it learns predictable movements, weights follow them, and both losses equal the equations."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_losses_equal_the_equations() -> None:
 
 
 def test_only_the_last_days_of_the_state_count_but_the_predictor_remembers_all() -> None:
-    """Without what is predicted, a day beyond the window moves nothing; with it, every day does."""
+    """Without predictions, a day before the window has no influence; with them, every day has."""
     sarl = random_sarl(window=3)
     batch, other = (random_batch(SPECS["assets-weights"], seed=seed, whole=True) for seed in (1, 1))
     other.obs = other.obs.clone()

@@ -1,4 +1,4 @@
-"""SASRec against its equations, and what it may see."""
+"""SASRec equals its equations, and attends only to the past."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def fields_of(batch: Batch) -> dict[str, Any]:
 
 
 def test_items_go_in_and_out_by_one_table() -> None:
-    """As many parameters as the table, the positions and the blocks have, and no bias over items."""
+    """The parameters are those of the table, the positions and the blocks, without a bias over items."""
     policy = build("sasrec", SPEC)
     d, d_ff, layers = SIZES["d_model"], SIZES["d_ff"], SIZES["num_layers"]
     block = 4 * d * d + d + 2 * d * d_ff + d_ff + d + 4 * d

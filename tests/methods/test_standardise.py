@@ -1,4 +1,4 @@
-"""Observations are standardised once, wherever they enter, and their statistics live with the weights."""
+"""Observations are standardised once, wherever they enter, and the statistics are saved with the weights."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ KINDS = ("vector-discrete", "assets-weights", "named-discrete", "vector-box")
 
 
 def far_off(spec: Spec, seed: int = 0) -> Trajectory:
-    """Observations that nobody would feed a network: far from zero, and of very different sizes."""
+    """Observations that need standardising: far from zero, and of very different sizes."""
     told = random_trajectory(spec, episodes=6, seed=seed, masked=False)
     obs = told.obs * 30 + 200
     return replace(told, obs=obs.masked_fill(~told.valid.view(*told.valid.shape, *[1] * (obs.dim() - 2)), torch.nan))
 
 
 def plain_numbers(spec: Spec, told: Trajectory) -> Trajectory:
-    """The same, with item ids that exist."""
+    """Such observations with valid item ids."""
     if spec is not ALL_SPECS["named-discrete"]:
         return told
     return replace(told, obs=torch.cat([told.obs[..., :1].clamp(0, 6).round(), told.obs[..., 1:]], dim=-1))

@@ -1,4 +1,4 @@
-"""TENT: entropy falls by the norms alone, as a slow twin says."""
+"""TENT: it lowers entropy by changing only norms, and equals a slow twin."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_one_step_lowers_the_entropy_of_the_same_input(spec: Spec) -> None:
             with torch.no_grad():
                 h_BD = forward(step.obs, state.position_B, state.cache)[:, 0]
             heights.append(entropy(policy.head.logits(h_BD)))
-        if t == 0:  # later Adam also goes on where earlier steps were heading
+        if t == 0:  # later updates include momentum of earlier steps
             assert (heights[1] < heights[0]).all()
         assert heights[1].mean() < heights[0].mean()
 

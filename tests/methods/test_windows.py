@@ -1,4 +1,4 @@
-"""Transformer methods with every kind of positions, under windows: streaming, causality, and what a window cuts."""
+"""Transformer methods with all kinds of positions and windows: streaming, causality, reach."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def episodes(policy: Policy, *, steps: int = STEPS, seed: int = 0) -> Batch:
 
 
 def with_obs(batch: Batch, at: int) -> Batch:
-    """The same batch with another observation at one step."""
+    """Return a copy of the batch with another observation at one step."""
     obs = batch.obs.clone()
     obs[:, at] = (obs[:, at] + 2) % 11 if obs.dtype == torch.long else obs[:, at] + 0.5
     return replace(batch, obs=obs)
@@ -90,7 +90,7 @@ def test_streaming_equals_the_parallel_pass_under_the_same_window(
 
 @pytest.mark.parametrize(("case", "positions"), crossed(pytest.mark.slow, tuple(CASES), KINDS))
 def test_streams_restarted_in_the_middle_begin_anew(case: str, positions: str) -> None:
-    """Each stream restarts at a time of its own, so that their slots and positions differ."""
+    """Streams restart at different times, so that their slots and positions differ."""
     policy = windowed(case, positions, 4)
     old, anew = (episodes(policy, seed=seed) for seed in (1, 2))
     restart_B = torch.tensor([3, 6, 20])
@@ -115,7 +115,7 @@ def test_streams_restarted_in_the_middle_begin_anew(case: str, positions: str) -
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_windowed_step_reads_no_value_on_the_host(case: str) -> None:
-    """Meta tensors hold no values, so that whatever would block a CUDA graph raises here."""
+    """Meta tensors have no values, so operations that would block a CUDA graph raise an error here."""
     policy = windowed(case, "rotary", 4).to("meta")
     state = policy.init_state(3, STEPS, "meta")
     with torch.no_grad():
@@ -188,7 +188,7 @@ def test_memory_holds_the_window_however_long_the_stream_is(case: str) -> None:
 @pytest.mark.parametrize("positions", KINDS)
 @pytest.mark.parametrize("case", CASES)
 def test_a_window_reaches_exactly_so_far(case: str, positions: str, layers: int) -> None:
-    """Layers stack: each adds context - 1 steps. A change just outside changes no bit, one just inside does."""
+    """Each layer adds context - 1 steps. A change just outside changes no bit; one just inside does."""
     policy: Any = windowed(case, positions, 3, num_layers=layers)
     batch, last = episodes(policy), STEPS - 1
     assert policy.backbone.reach == 2 * layers + 1
@@ -199,7 +199,7 @@ def test_a_window_reaches_exactly_so_far(case: str, positions: str, layers: int)
 
 
 def test_the_regime_state_of_uat_remembers_what_has_left_the_window() -> None:
-    """Gates read a running average of all feedback of the episode, which no window cuts."""
+    """Gates read a running average over all feedback of the episode, without a window."""
     policy = windowed("uat", "rotary", 2, num_layers=1)
     trajectory = random_trajectory(policy.spec, steps=STEPS, whole=True)
     early = with_other_feedback(trajectory)
@@ -233,7 +233,7 @@ def test_a_window_longer_than_the_episode_changes_nothing(case: str, positions: 
 @pytest.mark.parametrize("context", [None, 4])
 @pytest.mark.parametrize("case", CASES)
 def test_rotary_positions_are_distances(case: str, context: int | None) -> None:
-    """Each episode may start anywhere, a trillion steps in too."""
+    """Episodes may start at any position, even after a trillion steps."""
     policy = windowed(case, "rotary", context)
     batch = episodes(policy)
     shifted = replace(batch, start=torch.tensor([1, 10**6, 10**12]))
@@ -338,7 +338,7 @@ def test_new_settings_at_their_defaults_rename_no_run() -> None:
 @pytest.mark.parametrize("positions", KINDS)
 @pytest.mark.parametrize("method", ["tent", "cotta"])
 def test_adapting_at_rate_zero_is_vanilla(method: str, positions: str) -> None:
-    """The adapting step reads weights itself: rotation and window must be those of the plain step."""
+    """The adapting step has its own code, whose rotation and window must equal the plain step's."""
     table = {"max_positions": 40} if positions == "learned" else {}
     settings = {"positions": positions, "context": 4, **table}
     adapting = build_random(method, SPECS["vector-discrete"], adaptation_rate=0.0, **settings)

@@ -1,4 +1,4 @@
-"""TENT and CoTTA once more: one stream, plain modules, autograd over all weights, lists of detached keys and values."""
+"""Slow twins of TENT and CoTTA: one stream, plain modules, full autograd, lists of detached keys and values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from uat.nn.blocks import Block
 
 
 class Network:
-    """A Vanilla that is stepped by its own modules, with a past that passes no gradient."""
+    """A Vanilla stepped by its own modules, without gradients into the past."""
 
     def __init__(self, vanilla: Vanilla) -> None:
         self.vanilla = copy.deepcopy(vanilla)
@@ -29,7 +29,7 @@ class Network:
         return (backbone.encoder(obs_1) + backbone.positions[len(self.past[0])])[0]
 
     def features(self, token_D: Tensor, present: list[tuple[Tensor, Tensor]] | None = None) -> Tensor:
-        """h (D,) of a token; `present` gives the present key and value of each layer, if not its own."""
+        """Return h (D,) of a token; `present` replaces the present key and value of each layer."""
         backbone, self.now = self.vanilla.backbone, []
         x, context = backbone.norm(token_D), backbone.config.context
         for layer, block in enumerate(backbone.blocks):
@@ -50,7 +50,7 @@ class Network:
         return backbone.last_norm(x)
 
     def logits(self, h_D: Tensor, step: Step) -> Tensor:
-        """Those of allowed actions alone."""
+        """Return the logits of allowed actions only."""
         logits_A = self.vanilla.head.linear(h_D)
         return logits_A if step.allowed is None else logits_A[step.allowed[0]]
 
@@ -60,7 +60,7 @@ class Network:
 
 
 def spread(logits: Tensor, step: Step, count: int) -> Tensor:
-    """Logits of all actions, from those of the allowed ones."""
+    """Return the logits of all actions, given those of the allowed ones."""
     if step.allowed is None:
         return logits
     return torch.full((count,), -torch.inf, dtype=logits.dtype).masked_scatter(step.allowed[0], logits)

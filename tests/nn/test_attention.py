@@ -25,7 +25,7 @@ def random_attention(seed: int = 0, *, utility: bool = True) -> Attention:
 
 
 def random_inputs(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """x, and gates that are neither shut nor saturated."""
+    """Return x, and gates that are neither zero nor saturated."""
     generator = torch.Generator().manual_seed(seed)
     x, rho, g = (torch.randn(B, T, D, generator=generator, dtype=torch.float64) for _ in range(3))
     return x, torch.tanh(0.7 * rho), torch.tanh(0.7 * g)
@@ -36,7 +36,7 @@ def weights_of(attention: Attention) -> dict[str, Tensor]:
 
 
 def by_hand(attention: Attention, x: Tensor, rho: Tensor, g: Tensor, head: int) -> tuple[list[Tensor], ...]:
-    """q, k, v of one episode and head, from the equations."""
+    """Compute q, k and v of one episode and head from the equations."""
     gates, w = zip("QKV", (rho, g, g), strict=True), weights_of(attention)
     return tuple(reference.project(w, "block", p, head, H, list(x), list(gate)) for p, gate in gates)
 

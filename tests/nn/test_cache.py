@@ -1,4 +1,4 @@
-"""The cache against lists that grow, and against poison in every slot that may not be read."""
+"""The cache equals growing lists, and never reads slots filled with huge numbers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_cache_remembers_what_lists_remember(restarts: list[tuple[bool, ...]], s
 
 @given(restarts=st.lists(st.tuples(*[st.booleans()] * STREAMS), min_size=1, max_size=9), seed=st.integers(0, 2**31))
 def test_a_window_holds_what_the_whole_cache_shows(restarts: list[tuple[bool, ...]], seed: int) -> None:
-    """As many slots as the longest stream has filled, the present among them; a mask only where streams differ."""
+    """The step reads as many slots as the longest stream has filled, with a mask only if lengths differ."""
     generator = torch.Generator().manual_seed(seed)
     cache, whole = empty(len(restarts) + 2), empty(len(restarts) + 2)
     for first in restarts:
@@ -169,7 +169,7 @@ def cache_of(state: Any) -> KVCache:
 
 @torch.no_grad()
 def stream_over(policy: Policy, filling: float, spare: int = 3) -> Tensor:
-    """Logits of a stream whose cache held this number everywhere, and is larger than it needs to be."""
+    """Logits of a stream whose cache is larger than needed, and filled with this number."""
     batch = random_batch(policy.spec)
     streams, steps = batch.valid.shape
     state, logits = policy.init_state(streams, steps + spare, "cpu"), []
@@ -189,7 +189,7 @@ def test_slots_past_the_length_are_never_read(method: str, dtype: torch.dtype) -
 
 @pytest.mark.parametrize("method", ["vanilla", "gtrxl", "uat"])
 def test_a_slot_inside_the_length_is_read(method: str) -> None:
-    """The negative half: poison in the past does change the present."""
+    """Negative control: huge numbers in slots of the past do change the present."""
     policy = build_random(method, SPECS["vector-discrete"])
     batch = random_batch(policy.spec)
     state = policy.init_state(len(batch.obs), policy.spec.steps, "cpu")

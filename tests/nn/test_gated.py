@@ -60,7 +60,7 @@ def test_gate_with_a_large_bias_is_the_identity_and_with_a_small_one_forgets(sha
 
 
 def test_gates_begin_near_the_identity() -> None:
-    """With inputs of zero the gate lets σ(-2) = 0.12 of its new value in; the bias is a weight like others."""
+    """For inputs of zero, the gate takes a share of σ(-2) = 0.12 of the new value; the bias is trained too."""
     gate = GRUGate(D, 2.0)
     assert gate.bias.tolist() == [2.0] * D
     x, y = torch.ones(D), torch.zeros(D)
@@ -105,7 +105,7 @@ def test_memory_holds_the_last_inputs_of_every_layer_and_no_more() -> None:
 
 
 def test_no_gradient_flows_into_memory_but_weights_still_learn_from_it() -> None:
-    """A segment of one step: its keys other than its own come from memory alone."""
+    """In a segment of one step, all keys but its own come from memory."""
     backbone, obs_BT = random_backbone(memory=4, num_layers=1), observations(5)
     past = obs_BT[:, :4].clone().requires_grad_()
     _, memory = backbone.segment(past)
@@ -119,7 +119,7 @@ def test_no_gradient_flows_into_memory_but_weights_still_learn_from_it() -> None
 
 
 def test_reach_grows_with_layers() -> None:
-    """Two layers of memory 2 see four steps back, and not one more."""
+    """Two layers with a memory of 2 depend on four past steps and on no more."""
     backbone, obs_BT = random_backbone(memory=2, num_layers=2), observations(9)
     before = backbone(obs_BT)[:, -1]
     for j in range(9):
@@ -129,7 +129,7 @@ def test_reach_grows_with_layers() -> None:
 
 
 def test_the_end_of_a_long_past_is_enough() -> None:
-    """Nothing but distances and content counts: the last steps alone give what they give after anything."""
+    """Only distances and contents matter: the last steps give the same output after any past."""
     backbone, obs_BT = random_backbone(memory=2, num_layers=2), observations(12)
     alone = backbone(obs_BT[:, -5:])[:, -1]
     torch.testing.assert_close(backbone(obs_BT)[:, -1], alone, **EXACT)

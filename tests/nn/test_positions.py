@@ -1,4 +1,4 @@
-"""Rotary angles against the formula in many digits, and attention under a window against a plain mask."""
+"""Rotary angles equal the formula in many digits, and windowed attention equals a plain mask."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ POSITIONS = (0, 1, 255, 10**6, 10**9, 10**15)
 
 
 def random_heads(tokens: int, *, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values (2, 3, T, 4) that are leaves."""
+    """Random queries, keys and values (2, 3, T, 4) that require gradients."""
     generator = torch.Generator().manual_seed(seed)
     q, k, v = torch.randn(3, 2, 3, tokens, 4, dtype=torch.float64, generator=generator)
     return q.clone().requires_grad_(), k.clone().requires_grad_(), v.clone().requires_grad_()
@@ -34,7 +34,7 @@ def random_heads(tokens: int, *, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]
 @pytest.mark.parametrize("d_head", [2, 4, 6, 16, 128])
 @pytest.mark.parametrize("position", POSITIONS)
 def test_angles_are_those_of_the_formula_at_any_position(d_head: int, position: int) -> None:
-    """Within 1.8e-19 radians a step, and the rounding of double precision."""
+    """The error is at most 1.8e-19 radians per step plus the rounding of double precision."""
     found = Rotary(d_head)(torch.tensor(position), torch.float64)
     for pair in range(d_head // 2):
         with decimal.localcontext(prec=60):
@@ -60,7 +60,7 @@ def test_logits_depend_on_distances_alone(shift: int) -> None:
 
 
 def test_float32_positions_stay_distinct_after_a_million_steps() -> None:
-    """Neighbours a million steps in differ by the same turn as at the start; float32 positions would not know them."""
+    """Neighbours a million steps in differ by the same rotation as at the start, unlike with float32 positions."""
     rotation = Rotary(4)(torch.tensor([0, 1, 10**6, 10**6 + 1]), torch.float32)
     turned = rotation.turn(torch.ones(4, 4))
     near, far = turned[0] @ turned[1], turned[2] @ turned[3]
@@ -94,7 +94,7 @@ def test_the_widest_head_has_its_speeds_at_once() -> None:
 
 
 def masked(q: Tensor, k: Tensor, v: Tensor, context: int, tokens_per_step: int) -> Tensor:
-    """The slow twin: one mask over all pairs, written out."""
+    """Slow twin: attention with an explicit mask over all pairs."""
     tokens = q.shape[-2]
     step = [token // tokens_per_step for token in range(tokens)]
     seen = [[j <= i and step[j] > step[i] - context for j in range(tokens)] for i in range(tokens)]
@@ -104,7 +104,7 @@ def masked(q: Tensor, k: Tensor, v: Tensor, context: int, tokens_per_step: int) 
 @pytest.mark.parametrize("tokens_per_step", [1, 2, 3])
 @pytest.mark.parametrize(("tokens", "context"), [(1, 1), (7, 1), (7, 2), (8, 4), (63, 5), (64, 64), (65, 64), (130, 9)])
 def test_windowed_attention_equals_its_slow_twin(tokens: int, context: int, tokens_per_step: int) -> None:
-    """In outputs and gradients, at lengths that are no multiple of the window too."""
+    """Outputs and gradients are equal, also for lengths that are not a multiple of the window."""
     inputs = random_heads(tokens)
     found = Geometry(context=context, tokens_per_step=tokens_per_step).attend(*inputs)
     expected = masked(*inputs, context, tokens_per_step)

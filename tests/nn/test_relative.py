@@ -30,7 +30,7 @@ def random_numbers(*shape: int, seed: int = 0) -> Tensor:
 
 
 def keys_of(W_R: Tensor, distances: range) -> Tensor:
-    """W_R r_d of these distances: (H, R, E)."""
+    """Return W_R r_d of these distances: (H, R, E)."""
     encoded_RD = encode_distances(torch.tensor(list(distances), dtype=W_R.dtype), D)
     return (encoded_RD @ W_R.T).unflatten(-1, (H, E)).transpose(0, 1)
 
@@ -42,13 +42,13 @@ def outside(steps: int, total: int, memory: int) -> Tensor:
 
 
 def attend(attention: RelativeAttention, x_BSD: Tensor, W_R: Tensor, *, steps: int, memory: int) -> Tensor:
-    """The last steps of x, attending so far back."""
+    """Attention of the last steps of x, `memory` steps back."""
     total = x_BSD.shape[1]
     return attention(x_BSD, keys_of(W_R, range(total, -1, -1)), outside(steps, total, memory))
 
 
 def by_hand(attention: RelativeAttention, x: Tensor, W_R: Tensor, *, steps: int, memory: int) -> Tensor:
-    """One episode (S, D), from the equations: loops over steps, heads and keys."""
+    """Attention of one episode (S, D) from the equations, with loops over steps, heads and keys."""
     W_Q, W_K, W_V = attention.project.weight.chunk(3)
     u, v = attention.bias_2HE
     rows = []
@@ -114,7 +114,7 @@ def test_attention_and_its_gradients_equal_the_equations(steps: int, past: int, 
 
 
 def test_step_by_step_equals_attention_at_once() -> None:
-    """Each slot is used several times over."""
+    """The stream is long enough to use each slot several times."""
     attention, W_R, memory, steps = random_attention(), random_numbers(D, D, seed=1), 3, 13
     x_BTD = random_numbers(B, steps, D)
     cache = RollingCache.empty(layers=1, streams=B, heads=H, capacity=memory + 1, d_head=E, like=x_BTD)
@@ -144,7 +144,7 @@ def test_nothing_before_the_band_changes_anything(memory: int) -> None:
 
 
 def test_only_distances_matter() -> None:
-    """The same steps anywhere, after anything that lies before the band, give the same."""
+    """Equal steps give equal outputs at any position and after any steps before the band."""
     attention, W_R, memory = random_attention(), random_numbers(D, D, seed=1), 4
     window = random_numbers(B, memory + 3, D)
     alone = attend(attention, window, W_R, steps=3, memory=memory)
@@ -154,7 +154,7 @@ def test_only_distances_matter() -> None:
 
 
 def test_the_distance_itself_matters() -> None:
-    """The negative half: two earlier steps change places; without W_R nobody notices, with it somebody does."""
+    """Negative control: exchanging two earlier steps changes the output with W_R and not without."""
     attention, W_R = random_attention(), random_numbers(D, D, seed=1)
     x = random_numbers(B, 5, D)
     swapped = x[:, [1, 0, 2, 3, 4]]

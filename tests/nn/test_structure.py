@@ -1,4 +1,4 @@
-"""A policy whose modules were changed is refused by every fast engine, by name; what changes no answer is not."""
+"""Every fast engine refuses a policy with changed modules and names them; harmless changes are accepted."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Change = Callable[[Any], object]
 
 
 class Row(NamedTuple):
-    """A change of a policy, the words in which it is refused, and the methods that have what is changed."""
+    """A change of a policy, the expected error, and the methods that have the changed part."""
 
     change: Change
     said: str
@@ -41,7 +41,7 @@ class Row(NamedTuple):
 
 
 def put(path: str, module: object) -> Change:
-    """Set an attribute: of a module, or a module itself."""
+    """Return a function that sets an attribute of a module, or replaces a module."""
     owner, _, name = path.rpartition(".")
     return lambda policy: setattr(policy.get_submodule(owner), name, module)
 
@@ -56,7 +56,7 @@ class OtherNorm(nn.LayerNorm):
 
 
 class LayerNorm(nn.LayerNorm):
-    """Of the same name."""
+    """A subclass with the same name."""
 
 
 class OtherHead(DiscreteHead):
@@ -205,7 +205,7 @@ every_change = pytest.mark.parametrize(
 
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU that takes policies of any size."""
+    """Pretend that the GPU takes policies of any size."""
     monkeypatch.setattr(kernels, "unsupported_step", lambda *parts: None)
     monkeypatch.setattr(kernels, "unsupported_pass", lambda *parts: None)
     monkeypatch.setattr(kernels, "supports_rollout", lambda *parts: True)
@@ -216,7 +216,7 @@ def build(method: str, spec: Spec = SPEC, **settings: Any) -> TransformerPolicy:
 
 
 def worlds(spec: Spec) -> Any:
-    """Worlds that a policy may play inside its kernel."""
+    """A simulator whose world a policy's kernel can play."""
 
     class Worlds(FusedRollouts):
         def fused_world(self, noise: Any) -> Any:
@@ -228,7 +228,7 @@ def worlds(spec: Spec) -> Any:
 
 
 def refusals(policy: TransformerPolicy) -> list[str | None]:
-    """What each engine says."""
+    """Return each engine's reason to refuse the policy, or None."""
     engine = plan(policy)
     assert (engine.name == "plain") == (engine.refused is not None)
     assert engine.name == "plain" or isinstance(engine.learner, FusedPolicy)
@@ -260,7 +260,7 @@ def test_every_engine_refuses_what_it_would_not_see(method: str, name: str) -> N
 
 
 CHANGED = ("activation", "eps", "forward hook", "head", "decay")
-"""Changes after which a policy can act, and acts otherwise."""
+"""Changes after which a policy still acts, with other results."""
 
 
 @pytest.mark.parametrize("name", CHANGED)
@@ -411,7 +411,7 @@ def test_a_policy_changed_after_fusing_leaves_the_fused_pass(method: str, name: 
 )
 @pytest.mark.parametrize("method", ["tent", "cotta"])
 def test_a_changed_policy_does_not_adapt(method: str, change: Change, said: str) -> None:
-    """Its step reads weights, too, and would not see the change."""
+    """An adapting step reads weights directly too, and would ignore the change."""
     policy = build_random(method, SPEC, dtype=torch.float32)
     policy.init_state(2, 3, CPU)
     change(policy)

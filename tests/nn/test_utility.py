@@ -1,4 +1,4 @@
-"""Utility encoder and gates against the recurrence, and their zeros."""
+"""Utility encoder and gates equal the recurrence, and are zero without feedback."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_no_action_sends_no_gradient() -> None:
 
 @pytest.mark.parametrize("count", [4, 9])
 def test_ids_and_one_hot_vectors_meet_the_same_action_map(count: int) -> None:
-    """f_a(a) = W_a onehot(a), whether an action travels as an id or as a vector."""
+    """f_a(a) = W_a onehot(a), for actions given as ids or as vectors."""
     spec = SPECS["vector-discrete"]
     ids = build_action_encoder(Spec(obs=spec.obs, action=Discrete(count), horizon=1), 3).double()
     vectors = build_action_encoder(Spec(obs=spec.obs, action=Weights(count), horizon=1), 3).double()
@@ -127,7 +127,7 @@ def test_no_feedback_shuts_every_gate_exactly(spec: Spec) -> None:
 
 @every_spec
 def test_random_weights_open_every_gate_and_saturate_none(spec: Spec) -> None:
-    """So that the laws, which are tested on random weights, are not true for want of feedback."""
+    """Random weights give nonzero gates, so that the laws are not true merely for lack of feedback."""
     batch = random_batch(spec, episodes=16, whole=True)
     open_gates = gates_of(spec)(batch.prev_action, batch.prev_reward)
     for gate in (open_gates.rho, *open_gates.g):

@@ -1,4 +1,4 @@
-"""The loss over many items: equal to the plain one in values and gradients, and never more logits than it may hold."""
+"""The loss over many items equals the plain loss in values and gradients, within its memory limit."""
 
 from __future__ import annotations
 

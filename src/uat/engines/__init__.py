@@ -1,9 +1,9 @@
-"""How policies run on a device. `plan` decides it, in one place; nothing that says what policies compute imports this.
+"""How policies run on a device. `plan` chooses the engine; `nn`, `methods` and `domains` never import this package.
 
-plain           torch's own operations, launch by launch: what the policy's class says
+plain           torch's own operations, launch by launch, as written in the policy's class
 NumPy step      few streams on a CPU
-fused step      Triton kernels on a GPU: a step, the training pass, and whole episodes where the worlds have a kernel
-CUDA graphs     record what any of these launches (`uat.engines.graph`), in rollouts and updates on a GPU
+fused step      Triton kernels on a GPU: a step, the training pass, and whole episodes of worlds that have a kernel
+CUDA graphs     record the launches of any of these (`uat.engines.graph`), in rollouts and updates on a GPU
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from uat.methods.vanilla import Vanilla
 __all__ = ["Engine", "FusedEngine", "NumpyEngine", "plan", "plan_session"]
 
 NUMPY_STREAMS = 8
-"""Up to here a CPU's NumPy step, one stream after the other, beats the plain one, which takes all at once."""
+"""Most streams for which the NumPy step, one stream after the other, is faster than the batched plain step."""
 
 
 def plan(policy: Policy, *, prefer: Literal["fast", "plain"] = "fast", concurrent_policies: int = 1) -> Engine:
-    """Choose how a policy acts and learns on the device where it lies: the fastest way that computes the same.
+    """Choose the fastest engine that supports a policy on its device and computes the same results.
 
-    The engine's `name` says what was chosen, and `refused` why nothing faster was. Weights may change at any time.
-    concurrent_policies: how many policies, this one among them, will act on the device at a time.
+    The engine's `name` is the choice, and `refused` is the reason why no faster one was chosen. The engine always uses
+    the policy's current weights.
+    concurrent_policies: number of policies, including this one, that act on the device at a time.
     """
     if prefer == "plain":
         return Engine(policy)
@@ -44,7 +45,7 @@ def plan(policy: Policy, *, prefer: Literal["fast", "plain"] = "fast", concurren
 
 
 def unsupported_step(policy: Policy) -> str | None:
-    """Why a policy cannot take the fused step on its device; None if it can."""
+    """Return why the fused step does not support a policy on its device; None if it does."""
     if not isinstance(policy, TransformerPolicy):
         return f"{type(policy).__name__} has no fused step"
     if difference := unsupported_structure(policy):
@@ -53,9 +54,9 @@ def unsupported_step(policy: Policy) -> str | None:
 
 
 def plan_session(policy: Policy, streams: int, *, prefer: Literal["auto", "fast", "plain"] = "auto") -> Engine:
-    """Choose how a policy acts in so many streams, with its weights as they are now if the engine is a fast one.
+    """Choose the engine of a session with this number of streams. Fast engines copy the current weights.
 
-    prefer: "auto" takes the plain step where that is faster, which "fast" does not.
+    prefer: "auto" takes the plain step if it is faster; "fast" takes it only if no fast step supports the policy.
     """
     if prefer == "plain":
         return Engine(policy)

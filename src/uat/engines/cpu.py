@@ -1,30 +1,31 @@
-"""One step of a few streams on a CPU, by NumPy: no compiler, fewer calls, and each of them cheaper than torch's.
+"""One step of a few streams on a CPU in NumPy: no compiler, fewer calls than torch, and cheaper ones.
 
-The slow twin is `Policy.step`, that is `UtilityGates.step`, `Transformer.step` and `Head.logits`; tests hold the two
-equal. A step of one stream is about 70 small calls, so what counts is how many they are and what one costs. Weights
-are copied once, and multiplied out (in float64) where algebra allows:
+The slow twin is `Policy.step`, that is `UtilityGates.step`, `Transformer.step` and `Head.logits`; tests check that the
+results are equal. A step of one stream makes about 70 small calls, so the number of calls and the overhead of each
+dominate. The weights are copied once and multiplied together (in float64) where possible:
 
-  scales and biases of norms go into the product that follows; a bias is one more row, met by a constant 1;
-  norms alone read the residual stream, so all that writes to it is centred, and a norm needs one dot product;
-  1/√E goes into queries; Q, K, V and their utility twins are one product, so are the gates of all layers, and all U;
+  scales and biases of norms become part of the following product; a bias is an extra row, multiplied by a constant 1;
+  only norms read the residual stream, so all weights that write to it are centred, and a norm needs one dot product;
+  1/√E becomes part of the queries; Q, K, V and their utility twins are one product, and so are the gates of all layers,
+  and all matrices U;
   the embedding of an action is multiplied with the layer that reads it.
 
-Ablations take the same step: zeros stand for what they lack, and a linear encoder is W x = max(W x, 0) - max(-W x, 0).
+Ablations use the same step: missing parts are zeros, and a linear encoder is W x = max(W x, 0) - max(-W x, 0).
 
-Streams follow each other in a loop, each with its own length, and only filled slots are read. Keys and values lie with
-time last, in rows that begin where the processor's cache lines do: so BLAS reads them at the speed of memory, which is
-most of what a long context costs. A last row of values is all ones, so the product that sums values sums the attention
-weights too. Those are exponentials of the scores as they are; only where these leave the safe range are they taken
-again, less the largest, as the twin does. With a window the slots are a ring, whose order a softmax does not see.
+Streams are processed in a loop, each with its own length, and only filled slots are read. Keys and values are stored
+with time as the last axis, in rows aligned with the CPU's cache lines, so BLAS reads them at memory bandwidth, the main
+cost of a long context. The last row of values is all ones, so the product that sums the values also sums the attention
+weights. The weights are exponentials of the raw scores; if a sum leaves the safe range, they are recomputed with the
+maximum subtracted, as in the slow twin. With a window, the slots form a ring buffer; attention ignores their order.
 
-Threads: NumPy's OpenBLAS computes products as small as those of the paper's sizes in one thread by itself, so nothing
-is set here. Wide policies (from about 256) are another matter: two threads gain a little on idle cores, and may lose
-several times over on busy ones. For steady latency set OPENBLAS_NUM_THREADS=1 before Python starts.
+Threads: NumPy's OpenBLAS computes products of the paper's sizes in one thread, so no number of threads is set here. For
+wide policies (from about 256), two threads gain a little on idle cores and can be several times slower on busy ones.
+For steady latency, set OPENBLAS_NUM_THREADS=1 before Python starts.
 
-Shapes: B streams, D width, H heads, E head size, S cached steps, L layers, U utility width, A actions, I what comes in,
+Shapes: B streams, D width, H heads, E head size, S cached steps, L layers, U utility width, A actions, I inputs,
 F hidden units, X projections of a layer (3D, or 6D with twins), K matrices U of all layers; D1 is D and a constant 1,
-E1 is E and a one, R the rows of a head's memory (E keys, E values, a one), P the pairs of a head that rotary positions
-turn.
+E1 is E and a constant 1, R the rows of a head's memory (E keys, E values, ones), P the pairs of entries of a head that
+rotary positions rotate.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ from uat.nn.utility import UtilityEncoder, UtilityGates
 Floats = NDArray[Any]
 DTYPES = {torch.float32: np.float32, torch.float64: np.float64}
 LINE = 64
-"""Bytes of a line of the processor's cache."""
+"""Bytes of a cache line of the CPU."""
 SAFE = (1e-15, 1e15)
-"""Sums of exponentials in here lost nothing: what underflowed is less than a rounding error, and nothing overflowed."""
+"""Range in which sums of exponentials are accurate: underflow is below a rounding error, and there is no overflow."""
 
 
 def _array(x: Tensor) -> Floats:
@@ -63,34 +64,34 @@ def _centred(x: Floats) -> Floats:
 
 
 def _after(norm: nn.LayerNorm, weight_OI: Floats, bias_O: Floats | float = 0.0) -> Floats:
-    """(I + 1, O): a linear map of what the norm gives, as a map of the norm without scale and bias."""
+    """Return a linear map (I + 1, O) of a norm's output that includes the norm's scale and bias."""
     return np.vstack([(weight_OI * _array(norm.weight)).T, weight_OI @ _array(norm.bias) + bias_O])
 
 
 def _writing(linear: nn.Linear) -> Floats:
-    """(I + 1, O): a linear map to the residual stream, its bias in the last row."""
+    """Return a linear map (I + 1, O) to the residual stream, centred, with its bias in the last row."""
     return _centred(np.vstack([_array(linear.weight).T, _array(linear.bias)]))
 
 
 def _pairs(qkv: Floats, heads: int) -> Floats:
-    """Queries as they are, then a key and a value for each head: from (3D, ...) in thirds to the order of memory."""
+    """Reorder (3D, ...) from queries, keys, values to the order in memory: queries, then key and value of each head."""
     queries, keys_values = qkv[: len(qkv) // 3], qkv[len(qkv) // 3 :]
     paired = keys_values.reshape(2, heads, -1, *qkv.shape[1:]).swapaxes(0, 1)
     return np.concatenate([queries, paired.reshape(keys_values.shape)])
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Floats:
-    """Zeros, the last axis beginning and ending with a cache line. One line is spare: rows a power of two apart would
-    fight for the same places of the cache."""
-    a_line = LINE // dtype.itemsize
-    rows, length = math.prod(shape[:-1]), (-(-shape[-1] // a_line) + 1) * a_line
-    flat = np.zeros(rows * length + a_line, dtype)
+    """Return zeros whose last axis is aligned with cache lines. Each row has a spare line, since rows a power of two
+    apart would compete for the same cache sets."""
+    per_line = LINE // dtype.itemsize
+    rows, length = math.prod(shape[:-1]), (-(-shape[-1] // per_line) + 1) * per_line
+    flat = np.zeros(rows * length + per_line, dtype)
     start = -flat.ctypes.data % LINE // dtype.itemsize
     return flat[start : start + rows * length].reshape(*shape[:-1], length)[..., : shape[-1]]
 
 
 def _rows(encoder: nn.Module) -> Floats:
-    """(I, O): row i is what id i, or entry i of a vector, adds. Ids have one more row of zeros: the id -1 finds it."""
+    """Return (I, O), one row for each id or entry of a vector. Ids have an extra last row of zeros, for the id -1."""
     if isinstance(encoder, IdEmbedding):
         return np.vstack([_array(encoder.weight), np.zeros(encoder.weight.shape[1])])
     linear = encoder if isinstance(encoder, ZeroMap) else cast(VectorEncoder, encoder).linear
@@ -98,7 +99,7 @@ def _rows(encoder: nn.Module) -> Floats:
 
 
 def _projections(project: UtilityAffine) -> Floats:
-    """(3D, D) of W, or (6D, D) with W^u where feedback enters."""
+    """Return W (3D, D), or W and W^u (6D, D) if the projections use feedback."""
     base_3DD, d_model = _array(project.base_weight), project.weight.shape[1]
     if not project.modulated:
         return base_3DD
@@ -107,22 +108,22 @@ def _projections(project: UtilityAffine) -> Floats:
 
 
 def _offsets(project: UtilityAffine) -> Floats:
-    """(3, H, E, E) of U."""
+    """Return U (3, H, E, E)."""
     if project.bias_3HEE is not None:
         return _spread(project, _array(project.bias_3HEE))
     d_head = project.weight.shape[1] // project.num_heads
     return np.zeros((3, project.num_heads, d_head, d_head))
 
 
-def _spread(project: UtilityAffine, found: Floats) -> Floats:
-    """One entry for each of Q, K and V: zeros for those that feedback leaves alone."""
-    spread = np.zeros((3, *found.shape[1:]))
-    spread[["qkv".index(name) for name in project.modulated]] = found
+def _spread(project: UtilityAffine, weights: Floats) -> Floats:
+    """Return one entry for each of Q, K and V, with zeros for those without feedback."""
+    spread = np.zeros((3, *weights.shape[1:]))
+    spread[["qkv".index(name) for name in project.modulated]] = weights
     return spread
 
 
 def _layers(encoder: UtilityEncoder) -> tuple[Floats, Floats]:
-    """(F, I) and (F, U): the two layers of E around their ReLU."""
+    """Return the two layers (F, I) and (F, U) of the utility encoder, before and after its ReLU."""
     first_FI, *rest = [_array(weight) for weight in encoder.mlp.parameters()]
     if rest:
         return first_FI, rest[0].T
@@ -156,15 +157,15 @@ class LayerWeights:
 
 @dataclass(slots=True)
 class UtilityWeights:
-    """Gates and offsets of all layers lie as their projections do."""
+    """Weights of the utility channel. Gates and offsets of all layers are ordered like the projections."""
 
     action_IF: Floats
     reward_F: Floats
     utility_F2U: Floats
-    """To u and to (1-λ) u, side by side."""
+    """Maps to u and to (1-λ) u, side by side."""
     gates_2UX: Floats
     offsets_KEE: Floats
-    """U transposed, of every layer, of Q, K and V, of every head."""
+    """U transposed, for each layer, each of Q, K and V, and each head."""
     decay_1: Floats
 
     @staticmethod
@@ -188,7 +189,7 @@ class UtilityWeights:
 
 @dataclass(slots=True)
 class EndWeights:
-    """What comes before the first layer and after the last."""
+    """Weights before the first layer and after the last."""
 
     obs_ID: Floats
     positions_SD: Floats
@@ -210,8 +211,8 @@ class EndWeights:
 
 
 class Scratch:
-    """Buffers that every stream writes over, and views of them in the shapes of their use. A copy has its own: nothing
-    in them is needed from one step to the next."""
+    """Buffers that every stream overwrites, and views of them in the shapes needed. A copy allocates new buffers, since
+    their contents are not kept between steps."""
 
     def __init__(self, layer: LayerWeights, utility: UtilityWeights | None, heads: int, capacity: int) -> None:
         self._made_of = layer, utility, heads, capacity
@@ -226,7 +227,7 @@ class Scratch:
         self.qkv_3D, self.twin_3D = self.project_X[: 3 * width], self.project_X[3 * width :]
         self.q_H1E = self.qkv_3D[:width].reshape(heads, 1, d_head)
         self.kv_H2E = self.qkv_3D[width:].reshape(heads, 2 * d_head)
-        if d_head % 2 == 0:  # what rotary positions turn
+        if d_head % 2 == 0:  # queries and keys for rotary positions
             self.q_H2P = self.qkv_3D[:width].reshape(heads, 2, d_head // 2)
             self.k_H2P = self.qkv_3D[width:].reshape(heads, 4, d_head // 2)[:, :2]
             self.cos_P, self.sin_2P = np.empty(d_head // 2, dtype), np.empty((2, d_head // 2), dtype)
@@ -245,7 +246,7 @@ class Scratch:
             self.offsets_L3D = list(self.offsets_K1E.reshape(-1, 3 * width))
 
     def turn(self) -> None:
-        """Turn this step's queries and keys, each pair (i, i + P) of a head by its angle."""
+        """Rotate this step's queries and keys: each pair (i, i + P) of a head by its angle."""
         for x_H2P in (self.q_H2P, self.k_H2P):
             np.multiply(x_H2P, self.cos_P, self.turned_H2P)
             np.multiply(x_H2P[:, ::-1], self.sin_2P, self.across_H2P)
@@ -257,7 +258,7 @@ class Scratch:
 
 @dataclass(slots=True)
 class Memory:
-    """What one stream knows. A copy holds the filled slots, and lies in memory as the original does."""
+    """Memory of one stream. A copy contains the filled slots, with the same alignment as the original."""
 
     kv_LHRS: list[Floats]
     ubar_U: Floats
@@ -271,11 +272,11 @@ class Memory:
 
     def __reduce__(self) -> tuple[Any, ...]:
         filled = [kv_HRS[..., : self.length].copy() for kv_HRS in self.kv_LHRS]
-        return _remembered, (filled, self.kv_LHRS[0].shape[-1], self.ubar_U.copy(), self.length)
+        return _restored, (filled, self.kv_LHRS[0].shape[-1], self.ubar_U.copy(), self.length)
 
 
-def _remembered(filled_LHRT: list[Floats], capacity: int, ubar_U: Floats, length: int) -> Memory:
-    """The memory that was copied."""
+def _restored(filled_LHRT: list[Floats], capacity: int, ubar_U: Floats, length: int) -> Memory:
+    """Return a memory with these filled slots."""
     heads, rows, filled = filled_LHRT[0].shape
     memory = Memory.empty(len(filled_LHRT), heads, rows, capacity, ubar_U)
     for kv_HRS, filled_HRT in zip(memory.kv_LHRS, filled_LHRT, strict=True):
@@ -291,7 +292,7 @@ class CPUState:
 
 
 class CPUStep:
-    """A policy's weights as they are now; later changes of the policy do not reach it."""
+    """The step of a policy with a copy of its current weights; later changes of the policy have no effect."""
 
     sampled: ClassVar[bool] = False
 
@@ -310,7 +311,7 @@ class CPUStep:
         self.utility = None if utility is None else self._own(UtilityWeights.of(utility, blocks))
 
     def _own(self, weights: Any) -> Any:
-        """Contiguous copies of the policy's type."""
+        """Return contiguous copies in the policy's dtype."""
         return type(weights)(*(np.array(getattr(weights, f.name), self.dtype, order="C") for f in fields(weights)))
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str = "cpu") -> CPUState:
@@ -322,11 +323,11 @@ class CPUStep:
         return CPUState(memories, Scratch(self.layers[0], self.utility, self.heads, capacity))
 
     def step(self, state: CPUState, step: Step) -> tuple[Tensor, CPUState]:
-        """As `Policy.step`: logits (B, A), and the state, which is written over."""
+        """Return the logits (B, A) and the state, like `Policy.step`; the state is updated in place."""
         obs, action, allowed = step.obs.numpy(), step.prev_action.numpy(), step.allowed
         allowed_BA = None if allowed is None else allowed.numpy()
-        told = step.prev_reward.tolist(), step.first.tolist(), allowed_BA
-        return torch.from_numpy(self.decide(state, obs, action, *told)), state
+        reward, first = step.prev_reward.tolist(), step.first.tolist()
+        return torch.from_numpy(self.decide(state, obs, action, reward, first, allowed_BA)), state
 
     def decide(
         self,
@@ -337,10 +338,10 @@ class CPUStep:
         first: list[bool],
         allowed_BA: NDArray[np.bool_] | None = None,
     ) -> Floats:
-        """Logits (B, A) without torch."""
-        obs_B, action_B = self._told(obs), self._told(action)
+        """Return logits (B, A) without using torch."""
+        obs_B, action_B = self._by_stream(obs), self._by_stream(action)
         logits_BA = np.empty((len(first), self.ends.head_D1A.shape[1]), self.dtype)
-        with np.errstate(over="ignore", invalid="ignore"):  # `_attend` sees to it
+        with np.errstate(over="ignore", invalid="ignore"):  # `_attend` handles overflow
             for b, memory in enumerate(state.streams):
                 if first[b]:
                     memory.length = 0
@@ -349,17 +350,17 @@ class CPUStep:
             logits_BA[~allowed_BA] = -np.inf
         return logits_BA
 
-    def _told(self, x: Floats) -> Any:
-        """Ids as a list, vectors as rows."""
+    def _by_stream(self, x: Floats) -> Any:
+        """Return one entry per stream: an id, or a flat vector."""
         return x.tolist() if x.ndim == 1 else x.reshape(len(x), -1).astype(self.dtype, copy=False)
 
     def _decide(self, s: Scratch, memory: Memory, obs: Any, action: Any, reward: float, logits_A: Floats) -> None:
-        """One stream's step."""
+        """Compute the step of one stream."""
         if self.utility is not None:
             self._gates(self.utility, s, memory, action, reward)
         self._embed(s, obs, memory.length)
         slot, slots = memory.length, memory.length + 1
-        if self.context is not None:  # the newest step goes where the oldest of the window lay
+        if self.context is not None:  # the newest step replaces the oldest one of the window
             slot, slots = slot % self.context, min(slots, self.context)
         if self.units_P is not None:
             self._angles(self.units_P, s, memory.length)
@@ -374,7 +375,7 @@ class CPUStep:
         s.z_D1.dot(self.ends.head_D1A, logits_A)
 
     def _gates(self, w: UtilityWeights, s: Scratch, memory: Memory, action: Any, reward: float) -> None:
-        """Gates of all layers, and what they add on their own."""
+        """Compute the gates of all layers, and the offsets U gate."""
         ubar_U = memory.ubar_U
         if memory.length == 0:
             ubar_U.fill(0)
@@ -396,7 +397,7 @@ class CPUStep:
         s.z_D1.dot(self.ends.embed_D1D, s.x_D)
 
     def _angles(self, units_P: NDArray[np.int64], s: Scratch, position: int) -> None:
-        """Cosines and sines of this position, whose angles wrap around as those of `nn.positions.Rotary` do."""
+        """Compute cosines and sines for this position, with angles that wrap around as in `nn.positions.Rotary`."""
         angle_P = (units_P * np.int64(position)) * RADIANS_PER_UNIT
         s.cos_P[:], s.sin_2P[1] = np.cos(angle_P), np.sin(angle_P)
         np.negative(s.sin_2P[1], s.sin_2P[0])
@@ -435,11 +436,11 @@ class CPUStep:
         np.add(s.x_D, s.change_D, s.x_D)
 
     def _norm(self, s: Scratch) -> None:
-        """z = x / √(|x|²/D + ε), where x has mean zero."""
+        """Compute z = x / √(|x|²/D + ε) for x with mean zero."""
         s.scale[()] = self.root / math.sqrt(float(s.x_D.dot(s.x_D)) + self.epsilon)
         np.multiply(s.x_D, s.scale, s.z_D)
 
 
-def _look_up(rows_IO: Floats, told: Any) -> Floats:
-    """The row of an id, or a vector's product with all rows."""
-    return rows_IO[told] if isinstance(told, int) else told.dot(rows_IO)
+def _look_up(rows_IO: Floats, value: Any) -> Floats:
+    """Return the row of an id, or the product of a vector with all rows."""
+    return rows_IO[value] if isinstance(value, int) else value.dot(rows_IO)

@@ -1,4 +1,4 @@
-"""Engines: how a policy acts, plays whole episodes and learns. The base class runs it plainly, as its class says."""
+"""Engines: how a policy acts, plays whole episodes and learns. The base class calls the policy's own methods."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from uat.nn.dropout import Dropout, dropped_by, dropped_by_torch
 
 
 class Engine(Agent[Any]):
-    """Runs a policy plainly: launch by launch, by torch's own operations."""
+    """The plain engine: run a policy launch by launch, with torch's own operations."""
 
     name = "plain"
 
@@ -28,9 +28,9 @@ class Engine(Agent[Any]):
         self.policy, self.spec = policy, policy.spec
         self.device = next(policy.parameters()).device
         self.refused = refused
-        """Why the policy does not act in a faster way; None: none was asked for, or this is the fastest."""
+        """Why no faster engine acts for the policy; None: none was requested, or this is the fastest."""
         self.refused_pass = refused_pass
-        """Why the policy does not learn in a faster way."""
+        """Why the policy does not learn by a faster pass."""
         on_gpu = self.device.type == "cuda"
         droppers = [module for module in policy.modules() if on_gpu and isinstance(module, Dropout)]
         self._dropout_seeds = {module: torch.zeros((), dtype=torch.long, device=self.device) for module in droppers}
@@ -56,24 +56,26 @@ class Engine(Agent[Any]):
         return rollout(self, worlds, noise, gumbel_BTA)
 
     def rollout_path(self, worlds: Any) -> str:
-        """Say how `rollout` plays these worlds."""
+        """Name the code path by which `rollout` plays these worlds."""
         return self.refused or "plain step"
 
     # ------------------------------------------------------------ learning
 
     @property
     def learner(self) -> Policy:
-        """The policy whose phases and losses training takes."""
+        """The policy whose phases and losses are trained."""
         return self.policy
 
     @property
     def update_path(self) -> str:
-        """Say how losses are computed."""
+        """Name the code path by which losses are computed."""
         return self.refused_pass or "plain pass"
 
     def reseed(self, seed: int) -> None:
-        """Decide what the next update draws: what it drops, and what the loss itself samples."""
-        if self.device.type == "cuda":  # torch.manual_seed asks all kinds of devices: a third of a host's time for it
+        """Set the seed of the next update's random numbers: its dropout, and samples drawn by the loss."""
+        if (
+            self.device.type == "cuda"
+        ):  # torch.manual_seed also seeds other kinds of devices, a third of the host's time
             torch.default_generator.manual_seed(seed)
             with torch.cuda.device(self.device):
                 torch.cuda.manual_seed(seed)
@@ -84,7 +86,7 @@ class Engine(Agent[Any]):
 
     @contextlib.contextmanager
     def learning(self) -> Iterator[Policy]:
-        """Give the learner in training mode. On a GPU, kernels compute dropout and named randomness inside."""
+        """Yield the learner in training mode. On a GPU, kernels compute dropout and named random streams inside."""
         learner = self.learner.train()
         if self.device.type != "cuda":
             yield learner
@@ -103,14 +105,14 @@ class Engine(Agent[Any]):
 
     @property
     def leaves_generator_alone(self) -> bool:
-        """Whether an update draws nothing from torch's generator on the device, so that other policies may train there
-        at the same time."""
+        """Whether an update never uses torch's generator on the device, so that other policies can train there at the
+        same time."""
         like = next(self.policy.parameters())
         return not any(_draws(module, like) for module in self.policy.modules())
 
 
 def _draws(module: nn.Module, like: Tensor) -> bool:
-    """Whether a module asks torch's generator in training."""
+    """Whether a module uses torch's generator in training."""
     match module:
         case nn.Dropout():
             return module.p > 0
@@ -123,8 +125,8 @@ def _draws(module: nn.Module, like: Tensor) -> bool:
 
 
 class FusedEngine(Engine):
-    """Runs a policy by Triton kernels: each step, whole episodes of worlds that allow it, and the training pass if it
-    is not refused."""
+    """The engine of Triton kernels: fuse each step, whole episodes of supported worlds, and the training pass unless
+    `refused_pass` is set."""
 
     name = "fused step"
 

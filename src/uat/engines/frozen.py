@@ -1,4 +1,4 @@
-"""Engines for acting alone, with the weights of the moment when they were planned: what sessions take."""
+"""Engines of sessions: they only act, with a copy of the weights made when the engine was planned."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from uat.spec import Assets, Items, Spec, Vector
 
 
 class NumpyEngine(Engine):
-    """Steps a few streams on a CPU by NumPy."""
+    """The engine for few streams on a CPU: compute steps in NumPy."""
 
     name = "NumPy step"
 
     def __init__(self, policy: TransformerPolicy) -> None:
-        """A ValueError if NumPy has no step for this policy."""
+        """Copy the weights; raise a ValueError if the NumPy step does not support the policy."""
         super().__init__(policy)
         self.numpy = CPUStep(policy.backbone, policy.head, utility_of(policy))
 
@@ -39,20 +39,20 @@ class NumpyEngine(Engine):
 
 
 class FrozenFusedEngine(FusedEngine):
-    """Steps a copy of a policy on a GPU by a launch or two."""
+    """The engine of a GPU session: compute a step of a copied policy in one or two launches."""
 
     def __init__(self, policy: TransformerPolicy) -> None:
-        """A ValueError if the policy cannot be copied."""
+        """Copy the policy; raise a ValueError if it cannot be copied."""
         try:
             copied = copy.deepcopy(policy).eval()
-        except (RuntimeError, TypeError) as error:  # a policy of one's own may hold anything
+        except (RuntimeError, TypeError) as error:  # a user's policy may hold objects that cannot be copied
             raise ValueError(f"the policy cannot be copied: {error}") from error
-        super().__init__(copied, refused_pass="it is for acting alone")
+        super().__init__(copied, refused_pass="the engine of a session does not learn")
 
     @torch.no_grad()
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> Any:
-        """Return a memory that has seen one step of nothing, so that kernels are compiled when a session opens and not
-        when it is first asked: every stream begins with its first step anyway."""
+        """Return a memory after one empty step, which compiles the kernels when a session opens rather than at its
+        first action. The first real step of every stream resets the stream."""
         with self._current():
             state = super().init_state(streams, capacity, device)
             return super().decide(state, _nothing(self.spec, streams, device))[1]
@@ -66,7 +66,7 @@ class FrozenFusedEngine(FusedEngine):
             return super().decide(state, step, gumbel_BA)
 
     def _current(self) -> contextlib.AbstractContextManager[Any]:
-        """Kernels are launched on the current device, and there may be several."""
+        """Make the policy's device the current one, on which kernels are launched."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class FrozenFusedEngine(FusedEngine):
 
 
 def _nothing(spec: Spec, streams: int, device: torch.device | str) -> Step:
-    """A first step at which nothing is seen."""
+    """Return a first step with an empty observation."""
     match spec.obs:
         case Vector(width):
             obs = torch.zeros(streams, width, device=device)

@@ -1,9 +1,9 @@
-"""Policies on the shared backbone whose step, training pass and whole episodes are Triton kernels.
+"""Views of policies on the shared backbone that compute steps, training passes and whole episodes in Triton kernels.
 
-A fused view shares the `__dict__` of the policy, so that weights, modules, hooks and mode are the policy's own at any
-time, and the policy knows nothing of the view. What kernels need beside the policy lies in `Execution`. Kernels read
-weights and call no modules, so the structure of the policy is compared with that of a new one whenever a memory opens,
-a pass begins or an episode is played: a policy that was changed meanwhile takes its own plain step and pass.
+A fused view shares the `__dict__` of the policy, so weights, modules, hooks and mode are always the policy's own, and
+the policy has no reference to the view. `Execution` holds everything else that the kernels need. Kernels read weights
+and call no modules, so the structure of the policy is compared with that of a new policy whenever a memory is created,
+a pass starts or an episode is played. A policy that has changed since then falls back to its own plain step and pass.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from uat.spec import Box, Named
 
 
 def unsupported_structure(policy: Policy) -> str | None:
-    """What fast engines would not see in this policy; None: nothing."""
+    """Return the first feature of a policy that fast engines do not support; None if they support the policy."""
     if type(policy) not in VIEWS:
         return f"{type(policy).__name__} is a class of its own, and may compute anything"
     if isinstance(policy.spec.obs, Named):
@@ -44,28 +44,28 @@ def unsupported_structure(policy: Policy) -> str | None:
 
 
 def utility_of(policy: Policy) -> UtilityGates | None:
-    """What turns feedback into gates, where the method has it."""
+    """Return the module that turns feedback into gates; None if the method has none."""
     return policy.utility if isinstance(policy, UAT) else None
 
 
 @dataclass(slots=True)
 class Execution:
-    """What kernels need beside the policy."""
+    """Settings and buffers of the kernels of one policy."""
 
     policy: TransformerPolicy
     fused_step: bool = True
     fused_pass: bool = False
     concurrent_policies: int = 1
-    """How many policies act on the device at a time; a step takes its share of the programs."""
+    """Number of policies that act on the device at a time; a step launches its share of the programs."""
     dropout_seed: Tensor = field(init=False)
-    """Decides what the fused pass drops. It keeps its address, since graphs read it."""
+    """Seed of dropout in the fused pass. CUDA graphs read this tensor, so it is never replaced."""
 
     def __post_init__(self) -> None:
         self.dropout_seed = torch.zeros((), dtype=torch.long, device=self.policy.backbone.like.device)
 
     def takes_pass(self) -> bool:
-        """Whether a pass is fused now. It no longer is, for good, once the policy was changed, or where some of the
-        backbone trains and some does not: kernels drop everywhere or nowhere."""
+        """Whether the training pass is fused. It is switched off for good once the policy has changed, or if only some
+        modules of the backbone are in training mode: the kernels apply dropout everywhere or nowhere."""
         if self.fused_pass and self.policy.training:
             alike = all(module.training for module in self.policy.backbone.modules())
             self.fused_pass = alike and unsupported_structure(self.policy) is None
@@ -74,18 +74,17 @@ class Execution:
 
 @dataclass(slots=True)
 class PackedCache(KVCache):
-    """Keys and values of a fused step, and the weights of the moment when the memory was opened, as the step reads
-    them."""
+    """KV cache of a fused step, with the weights at the time of its creation in the layout that the step reads."""
 
     packed: Any = None
 
     def _fields(self) -> list[tuple[str, Any]]:
-        """What belongs to streams: weights stay as they are where streams are taken or put."""
+        """Return the fields that have an axis of streams, which excludes the weights."""
         return [(name, value) for name, value in Memory._fields(self) if name != "packed"]
 
 
 class FusedTransformer(Transformer):
-    """A view of a backbone."""
+    """A view of a backbone that fuses attention over a sequence and over a cache."""
 
     __slots__ = ("execution",)
     execution: Execution
@@ -126,7 +125,7 @@ class FusedTransformer(Transformer):
 
 
 class FusedPolicy(TransformerPolicy):
-    """A view of a policy. By itself it fuses the blocks alone: its method makes tokens of its own."""
+    """A view of a policy that fuses the blocks alone, for methods that make their own tokens."""
 
     __slots__ = ("_backbone", "execution")
     execution: Execution
@@ -241,9 +240,9 @@ VIEWS: dict[type[Policy], type[FusedPolicy]] = {
     ADT: FusedADT,
     DT: FusedDT,
 }
-"""Methods that kernels compute exactly. A subclass may compute anything, so none is taken."""
+"""Classes that the kernels compute exactly. Subclasses may override anything, so they are not supported."""
 
 
 def fused_view(policy: TransformerPolicy, **settings: Any) -> FusedPolicy:
-    """Return a view of the policy, with settings of `Execution`. Whether kernels take the policy is not asked here."""
+    """Return a view of the policy with these settings of `Execution`; the caller checks that kernels support it."""
     return VIEWS[type(policy)].of(Execution(policy, **settings))

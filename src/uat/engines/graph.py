@@ -1,4 +1,4 @@
-"""CUDA graphs: hundreds of small launches recorded once and replayed as one; streams, and copies to the host."""
+"""CUDA graphs (hundreds of small launches recorded once and replayed as one), CUDA streams, and copies to the host."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ from torch import Tensor
 
 Result = TypeVar("Result")
 STREAMS = 32
-"""Streams that torch has on a device; it hands them out in turn."""
+"""CUDA streams that torch has per device; torch hands them out in turn."""
 
 
 class CaptureError(RuntimeError):
-    """What should be recorded does something that cannot be."""
+    """A function cannot be captured as a CUDA graph."""
 
 
 class Captured(Generic[Result]):
     """A function without arguments whose tensors keep their addresses, recorded as a CUDA graph.
 
-    Its inputs are changed by writing into the same tensors; what it returns are the same tensors each time.
-    Warm-up really runs the function: tensors that it changes (weights, optimizer state) are named in
-    `preserve` and put back.
+    To change its inputs, write into the same tensors; it returns the same tensors each time. Warm-up runs the function
+    three times, so tensors that the function changes (weights, optimizer state) are passed as `preserve` and restored.
 
-    Each is recorded on a stream of its own. Libraries of matrix products keep a workspace for each stream: graphs
-    recorded on one stream share it, and write over each other's sums when they are replayed side by side.
+    Each graph is recorded on its own stream. Matrix product libraries keep one workspace per stream, so graphs recorded
+    on the same stream would share it and overwrite each other's sums when replayed concurrently.
     """
 
     def __init__(self, function: Callable[[], Result], *, preserve: Iterable[Tensor] = ()) -> None:
@@ -46,12 +45,12 @@ class Captured(Generic[Result]):
                 tensor.copy_(value)
         self.graph = torch.cuda.CUDAGraph()
         try:
-            with _nothing_collected(), torch.cuda.graph(self.graph, stream=stream):
+            with _without_garbage_collection(), torch.cuda.graph(self.graph, stream=stream):
                 self.result = function()
         except RuntimeError as error:
             torch.cuda.synchronize()
             raise CaptureError(str(error).strip().split("\n")[0]) from error
-        # Also at the end of a program, while the device is: graphs lie in cycles, which Python breaks up last of all.
+        # Also reset at exit, while the device still exists: graphs are in reference cycles, which Python frees last.
         self._reset = weakref.finalize(self, self.graph.reset)
 
     def __call__(self) -> Result:
@@ -59,17 +58,20 @@ class Captured(Generic[Result]):
         return self.result
 
     def close(self) -> None:
-        """Give back the graph, its memory and its stream, once what was replayed on this stream is done. Left to
-        itself all that stays until Python looks for cycles, and a training that finds no stream free has it look."""
-        with contextlib.suppress(RuntimeError):  # whatever broke the device is told where it happened
+        """Wait for replays on this stream, then free the graph, its memory and its stream.
+
+        Without this call they stay allocated until Python's garbage collector runs, which `own_stream` triggers when no
+        stream is free.
+        """
+        with contextlib.suppress(RuntimeError):  # an error of the device is raised where it happened
             torch.cuda.current_stream().synchronize()
         self._reset()
         del self.function, self.result, self.graph, self.stream
 
 
 class SerialReplay:
-    """Graphs of several streams that are replayed one after another, in the order in which they are handed over. The
-    device waits for the one before, the host does not."""
+    """Replay graphs of several streams one after another, in the order of the calls. The device waits for the previous
+    graph; the host does not."""
 
     def __init__(self) -> None:
         self._last: torch.cuda.Event | None = None
@@ -85,24 +87,24 @@ class SerialReplay:
 
 
 class _Lease:
-    """Lies in a stream that somebody owns, and goes with it. Torch's streams tell no weak reference that they go: one
-    of them pointed to memory of something else afterwards, and Python crashed at its end."""
+    """Attribute of an owned stream, freed with the stream. Weak references to torch's streams are not safe: they are
+    not cleared when the stream is freed, and one made Python crash at exit."""
 
 
 _held: weakref.WeakValueDictionary[tuple[int, int], _Lease] = weakref.WeakValueDictionary()
-"""Leases of the streams that somebody owns, by device and handle."""
+"""Leases of the streams in use, by device and handle."""
 
 
 def own_stream(device: torch.device | None = None) -> torch.cuda.Stream:
-    """A stream that is nobody else's as long as it is held; if torch has no more, a warning, and one that is shared."""
-    for look in range(2):
+    """Return a stream that no other caller holds; if torch has none left, warn and return a shared one."""
+    for attempt in range(2):
         for stream in (torch.cuda.Stream(device) for _ in range(STREAMS)):
             at = (stream.device_index, stream.cuda_stream)
             if at not in _held:
                 _held[at] = vars(stream)["lease"] = _Lease()
                 return stream
-        if look == 0:
-            gc.collect()  # graphs lie in cycles with what they call: those of trainings that are over hold theirs still
+        if attempt == 0:
+            gc.collect()  # graphs of finished trainings are in reference cycles and still hold their streams
     warnings.warn(
         f"all {STREAMS} streams of the device are in use, and graphs that share one must not run side by side: "
         "train fewer at a time",
@@ -112,21 +114,21 @@ def own_stream(device: torch.device | None = None) -> torch.cuda.Stream:
 
 
 @contextlib.contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """Garbage stays: an older graph that is destroyed while another is recorded makes the recording fail."""
-    collects = gc.isenabled()
+def _without_garbage_collection() -> Iterator[None]:
+    """Disable garbage collection: destroying an older graph while another is recorded makes the recording fail."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if collects:
+        if was_enabled:
             gc.enable()
 
 
 def captured_or_none(
     function: Callable[[], Result], what: str, *, preserve: Iterable[Tensor] = ()
 ) -> Captured[Result] | None:
-    """The function recorded; if that cannot be, a warning that says so, and None: whoever asked calls it plainly."""
+    """Capture a function; if that fails, warn and return None, and the caller runs the function launch by launch."""
     try:
         return Captured(function, preserve=preserve)
     except CaptureError as error:
@@ -139,9 +141,9 @@ def captured_or_none(
 
 
 def copy_to_host(rows: list[dict[str, Any]]) -> Callable[[], list[dict[str, Any]]]:
-    """Begin to copy the numbers of rows that lie on a device to the host, all of one type in one copy.
+    """Start copying the tensors in rows to the host, with one copy per dtype and device.
 
-    The function that is returned waits for these copies, and for nothing that the device is given later.
+    The returned function waits for these copies only, not for later work of the device, and returns the rows.
     """
     places: dict[Any, list[tuple[int, str]]] = {}
     for index, row in enumerate(rows):
@@ -149,22 +151,22 @@ def copy_to_host(rows: list[dict[str, Any]]) -> Callable[[], list[dict[str, Any]
             if isinstance(value, Tensor):
                 places.setdefault((value.dtype, value.device), []).append((index, name))
     copies: list[Tensor] = []
-    for its in places.values():
-        numbers = torch.stack([rows[index][name].detach().reshape(()) for index, name in its])
+    for entries in places.values():
+        numbers = torch.stack([rows[index][name].detach().reshape(()) for index, name in entries])
         on_host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=numbers.is_cuda)
         copies.append(on_host.copy_(numbers, non_blocking=numbers.is_cuda))
-    there: list[torch.cuda.Event] = []
+    events: list[torch.cuda.Event] = []
     for device in {device for _, device in places if device.type == "cuda"}:
-        there.append(torch.cuda.Event())
-        there[-1].record(torch.cuda.current_stream(device))
+        events.append(torch.cuda.Event())
+        events[-1].record(torch.cuda.current_stream(device))
 
     def read() -> list[dict[str, Any]]:
-        for event in there:
+        for event in events:
             event.synchronize()
-        found = [dict(row) for row in rows]
-        for its, numbers in zip(places.values(), copies, strict=True):
-            for (index, name), number in zip(its, numbers.tolist(), strict=True):
-                found[index][name] = number
-        return found
+        result = [dict(row) for row in rows]
+        for entries, numbers in zip(places.values(), copies, strict=True):
+            for (index, name), number in zip(entries, numbers.tolist(), strict=True):
+                result[index][name] = number
+        return result
 
     return read

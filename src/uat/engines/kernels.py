@@ -1,4 +1,4 @@
-"""Which Triton kernels take a policy or a tensor, and calls of them. Triton is loaded when a kernel is first used."""
+"""Triton kernels: checks of what they support, and functions that call them. The first kernel call imports Triton."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def compiles(device: torch.device) -> bool:
-    """Whether Triton is there, and this device a GPU whose instructions the kernels name."""
+    """Whether Triton is installed and this device is an NVIDIA GPU that supports the kernels' instructions."""
     if device.type != "cuda" or torch.version.hip is not None or not _has_triton():
         return False
     return torch.cuda.get_device_capability(device) >= (8, 0)
@@ -38,7 +38,7 @@ def _has_triton() -> bool:
 
 
 def shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that a program may take there, as Triton counts them."""
+    """Return the bytes of shared memory available to a Triton program on this device."""
     from triton.runtime import driver
 
     index, active = torch.cuda.current_device() if device.index is None else device.index, cast(Any, driver.active)
@@ -46,7 +46,7 @@ def shared_memory(device: torch.device) -> int:
 
 
 def unsupported_step(backbone: Transformer, utility: UtilityGates | None) -> str | None:
-    """Why a policy cannot take the fused step on its device; None if it can."""
+    """Return why the fused step does not support a policy on its device; None if it does."""
     if (reason := unsupported_positions(backbone.config.positions, backbone.config.context)) is not None:
         return f"no fused step: {reason}"
     if backbone.positions.device.type != "cuda":
@@ -54,20 +54,20 @@ def unsupported_step(backbone: Transformer, utility: UtilityGates | None) -> str
     if importlib.util.find_spec("triton") is None:
         return "the fused step needs triton"
     if not compiles(backbone.positions.device):
-        return "the fused step needs an NVIDIA GPU of compute capability 8.0 or newer, whose instructions it names"
+        return "the fused step needs an NVIDIA GPU of compute capability 8.0 or newer, whose instructions it uses"
     from uat.engines.triton.step import memory_taken, unsupported_reason
 
     reason, room = unsupported_reason(backbone, utility), shared_memory(backbone.positions.device)
     if reason is None and (most := memory_taken(backbone, utility)) > room:
         reason = (
-            f"a program takes up to {most // 1024} KB of shared memory, and this device has {room // 1024}; "
-            "with precision tf32 it takes less"
+            f"a program needs up to {most // 1024} KB of shared memory, and this device has {room // 1024}; "
+            "precision tf32 needs less"
         )
     return None if reason is None else f"no fused step: {reason}"
 
 
 def unsupported_pass(backbone: Transformer, utility: UtilityGates | None, steps: int) -> str | None:
-    """Why training on episodes of so many steps cannot take the fused pass; None if it can."""
+    """Return why the fused pass does not support training on episodes of this length; None if it does."""
     if (reason := unsupported_step(backbone, utility)) is not None:
         return reason.replace("fused step", "fused pass")
     from uat.engines.triton.train import unsupported_reason
@@ -77,21 +77,21 @@ def unsupported_pass(backbone: Transformer, utility: UtilityGates | None, steps:
 
 
 def fused_features(backbone: Transformer, utility: UtilityGates | None, batch: Batch, seed: Tensor) -> Tensor:
-    """h (B, T, D) of whole episodes with fast gradients, by Triton."""
+    """Return features h (B, T, D) of whole episodes, with gradients, by Triton."""
     from uat.engines.triton.train import fused_features as fused
 
     return fused(backbone, utility, batch, seed)
 
 
 def fused_attend(backbone: Transformer, x_BTD: Tensor, seed: Tensor) -> Tensor:
-    """h (B, T, D) of tokens with fast gradients, by Triton."""
+    """Return features h (B, T, D) of tokens, with gradients, by Triton."""
     from uat.engines.triton.train import fused_attend as fused
 
     return fused(backbone, x_BTD, seed)
 
 
 def fused_nll(head: Head, h_BTD: Tensor, target_BT: Tensor, valid_BT: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The sum of -log π(target) over real steps, and how many there are, by Triton; None: this head is none for it."""
+    """Return the sum of -log π(target) over real steps and their number, by Triton; None if the head is unsupported."""
     from uat.engines.triton import nll as triton_nll
 
     if not triton_nll.fits(head, h_BTD):
@@ -100,10 +100,10 @@ def fused_nll(head: Head, h_BTD: Tensor, target_BT: Tensor, valid_BT: Tensor) ->
 
 
 def pack(backbone: Transformer, utility: UtilityGates | None) -> Any:
-    """The weights as the fused step reads them."""
-    from uat.engines.triton.step import pack as side_by_side
+    """Return the weights in the layout that the fused step reads."""
+    from uat.engines.triton.step import pack as pack_weights
 
-    return side_by_side(backbone, utility)
+    return pack_weights(backbone, utility)
 
 
 def fused_step(
@@ -117,14 +117,14 @@ def fused_step(
     ubar_BU: Tensor | None = None,
     gumbel_BA: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Logits (B, A) of one step of every stream, and the choice (B,) among ids, by Triton."""
+    """Return the logits (B, A) of one step of every stream, and the chosen ids (B,), by Triton."""
     from uat.engines.triton.step import fused_step as fused
 
     return fused(backbone, utility, head, step, cache, packed, policies, ubar_BU, gumbel_BA)
 
 
 def fused_token(backbone: Transformer, x_BD: Tensor, cache: KVCache, packed: Any, policies: int) -> Tensor:
-    """h (B, D) of one token of every stream, by Triton."""
+    """Return features h (B, D) of one token of every stream, by Triton."""
     from uat.engines.triton.step import fused_token as fused
 
     return fused(backbone, x_BD, cache, packed, policies)
@@ -140,7 +140,7 @@ def fused_play(
     gumbel_BTA: Tensor | None,
     policies: int = 1,
 ) -> Tensor:
-    """The actions (B, T) of one episode in each world, by Triton."""
+    """Play one episode in each world and return the actions (B, T), by Triton."""
     from uat.engines.triton.play import fused_play as fused
 
     return fused(backbone, utility, head, spec, streams, world, gumbel_BTA, policies)
@@ -154,19 +154,19 @@ def supports_rollout(backbone: Transformer, head: Head, spec: Spec) -> bool:
 
 
 def can_drop(x: Tensor) -> bool:
-    """Whether `fused_dropout` takes this tensor."""
+    """Whether `fused_dropout` supports this tensor."""
     return compiles(x.device) and x.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
 
 
 def fused_dropout(x: Tensor, seed: Tensor, share: float) -> Tensor:
-    """x with a share of it dropped, as the seed decides, by Triton."""
+    """Apply dropout of this share to x, with random numbers from the seed, by Triton."""
     from uat.engines.triton.dropout import fused_dropout as fused
 
     return fused(x, seed, share)
 
 
 def can_descend(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `fused_adam` takes a step of this optimizer."""
+    """Whether `fused_adam` supports this optimizer."""
     first = next((p for group in optimizer.param_groups for p in group["params"]), None)
     if first is None or not compiles(first.device):
         return False
@@ -176,7 +176,7 @@ def can_descend(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def fused_adam(optimizer: torch.optim.Optimizer, clip: float) -> Tensor:
-    """A step of Adam along the clipped gradient, and the gradient's norm () before clipping, by Triton."""
+    """Take a step of Adam with the clipped gradient; return the gradient's norm () before clipping, by Triton."""
     from uat.engines.triton.adam import fused_adam as fused
 
     return fused(optimizer, clip)
@@ -184,9 +184,9 @@ def fused_adam(optimizer: torch.optim.Optimizer, clip: float) -> Tensor:
 
 @contextlib.contextmanager
 def fused_operations() -> Iterator[None]:
-    """Compute named randomness and the clock by kernels inside, where tensors lie on a GPU that compiles them.
+    """Compute named random streams and the clock in kernels inside, for tensors on a supported GPU.
 
-    The numbers are the same to the last bit, so code outside is only slower.
+    The numbers are the same to the last bit; code outside is only slower.
     """
     uniform, told = uniform_by.set(_uniform), told_by.set(_told)
     try:
@@ -216,7 +216,7 @@ def _told(
 
 
 def can_tell(obs: Tensor, action: Tensor, reward_BT: Tensor, valid_BT: Tensor) -> bool:
-    """Whether `fused_told` takes these tensors: on a GPU, actions that are ids, plain types, no gradients."""
+    """Whether `fused_told` supports these tensors: on a GPU, actions that are ids, common dtypes, no gradients."""
     return (
         compiles(obs.device)
         and obs.dtype in (torch.float32, torch.int64)

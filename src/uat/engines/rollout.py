@@ -1,4 +1,4 @@
-"""Many episodes of one agent: the plain loop on a CPU, one captured graph per rollout on CUDA, in the same worlds."""
+"""Rollouts of many episodes by one agent: a plain loop on a CPU, one captured graph per rollout on CUDA."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from uat.episode import Noise, Trajectory
 from uat.methods import Policy
 
 AHEAD, MOST_BYTES = 32, 32 * 2**20
-"""Batches whose noise is drawn at once on CUDA, and the memory that may be kept for it; drawing takes some more."""
+"""Most batches whose noise is drawn at once on CUDA, and most bytes stored for them; drawing needs some more."""
 ALIGNED = 16
-"""Bytes of which the place of a tensor is a multiple."""
+"""Alignment in bytes of the tensors in a row of noise."""
 
 
 class Place(NamedTuple):
-    """Where a tensor lies among others, in bytes."""
+    """Position of a tensor in a row, in bytes."""
 
     begin: int
     end: int
@@ -37,7 +37,7 @@ Places = dict[str, Place]
 
 
 def side_by_side(noise: Noise, batches: int) -> tuple[Tensor, Places]:
-    """The noise of so many batches, in bytes: a row for each batch, so that one copy brings all of it."""
+    """Pack the noise of several batches into a matrix of bytes: one row per batch, so that one copy moves a batch."""
     places, at = Places(), 0
     for name, value in noise.items():
         end = at + value.nbytes // batches
@@ -51,19 +51,19 @@ def side_by_side(noise: Noise, batches: int) -> tuple[Tensor, Places]:
 
 
 def apart(row: Tensor, places: Places) -> Noise:
-    """The tensors that lie in one row of these; they share its memory."""
+    """Return the tensors packed in one row, as views of it."""
     return {name: row[p.begin : p.end].view(p.dtype).view(p.shape) for name, p in places.items()}
 
 
 class Drawn(NamedTuple):
-    """The noise of successive batches of so many episodes."""
+    """The noise of successive batches of episodes, drawn ahead."""
 
     seed: int
     begin: int
     end: int
     each: int
     rows: Tensor
-    """Each batch's; see `side_by_side`."""
+    """One row per batch; see `side_by_side`."""
     places: Places
 
     def holds(self, seed: int, begin: int, count: int) -> bool:
@@ -71,19 +71,22 @@ class Drawn(NamedTuple):
         return same and self.begin <= begin < self.end
 
     def next(self, begin: int, count: int) -> int:
-        """How many batches of so many to draw from here. Whoever goes on gets twice as many as before, while they fit;
-        whoever starts again, as with each validation, all that it came to, if they do."""
+        """Return how many batches of `count` episodes to draw from episode `begin` on.
+
+        A caller that continues gets twice as many batches as before, as long as they fit into memory. A caller that
+        starts over, as each validation does, gets all batches up to the previous end, if they fit.
+        """
         batches, taken = (self.end - self.begin) // count, self.rows.nbytes
         if (begin - self.begin) % count:
-            return 1  # one that lies between those of before: nobody goes through batches so
+            return 1  # not a successor of the earlier batches
         if begin >= self.end:
             return max(1, min(AHEAD, 2 * batches) if 2 * taken <= MOST_BYTES else batches)
-        again = self.end - begin
-        return max(1, again // count) if taken * again <= MOST_BYTES * (self.end - self.begin) else 1
+        episodes = self.end - begin
+        return max(1, episodes // count) if taken * episodes <= MOST_BYTES * (self.end - self.begin) else 1
 
 
 class RolloutRunner:
-    """Plays any episodes, given by id, `streams` at a time."""
+    """Play episodes, given by id, of one agent in one simulator."""
 
     def __init__(
         self,
@@ -96,24 +99,24 @@ class RolloutRunner:
         self.agent, self.device, self.sampled = plan(agent) if isinstance(agent, Policy) else agent, device, sampled
         self.simulator = fused_simulator(simulator, device)
         self.stream = "behaviour" if isinstance(agent, Behaviour) else "actions"
-        """The random stream that its actions are sampled with."""
+        """Name of the random stream for sampling actions."""
         self.captured: Captured[Trajectory] | None = None
         self.capturable = not (isinstance(self.simulator, Simulator) and self.simulator.on_host)
-        """False for worlds that must not be captured, and once a capture has failed."""
+        """False for worlds that must not be captured, and after a failed capture."""
         self.row, self.places = torch.empty(0), Places()
-        """The noise that the captured rollout reads, written into the same tensor each time."""
+        """Noise of the captured rollout, always written into the same tensor."""
         self.drawn: Drawn | None = None
         self.path = self._choose_path()
 
     def _choose_path(self) -> str:
-        """Say which code will run, so that no fallback to a slow one is silent."""
+        """Name the code path, so that no fallback to a slow path is silent."""
         if self.device.type != "cuda":
             return f"{self.device.type} eager"
         how = "cuda graph" if self.capturable else "cuda eager, no graph"
         return f"{how}, {self.agent.rollout_path(self.simulator)}" if isinstance(self.agent, Engine) else how
 
     def play(self, episode_ids: Tensor, seed: int) -> Trajectory:
-        """One episode per id. Where it is captured, the next call with as many ids writes over the result."""
+        """Play one episode per id. On CUDA, the next call with the same number of ids overwrites the result."""
         if self.device.type != "cuda":
             return self._rollout(self.noise(episode_ids, seed))
         row, places = self._drawn_ahead(episode_ids, seed)
@@ -130,12 +133,12 @@ class RolloutRunner:
         return self.captured()
 
     def prepare(self, episodes: int) -> Callable[[], Trajectory]:
-        """Return a call that launches what `play` does with so many ids; its noise is drawn now."""
+        """Return a function with the launches of `play` for this number of episodes; its noise is drawn now."""
         noise = self.noise(torch.arange(episodes), 0)
         return lambda: self._rollout(noise)
 
     def close(self) -> None:
-        """Give back what was captured and drawn. The next call of `play` captures anew."""
+        """Free the captured graph and the drawn noise. The next call of `play` captures again."""
         if self.captured is not None:
             self.captured.close()
         self.captured = self.drawn = None
@@ -152,8 +155,8 @@ class RolloutRunner:
             return noise
 
     def _drawn_ahead(self, episode_ids: Tensor, seed: int) -> tuple[Tensor, Places]:
-        """The noise of these episodes, side by side. Where one batch follows another, it is drawn for several: its
-        launches cost once."""
+        """Return the packed noise of these episodes. For successive batches, draw the noise of several at once, which
+        saves launches."""
         begin, count = int(episode_ids[0]), len(episode_ids)
         if not torch.equal(episode_ids, torch.arange(begin, begin + count)):
             rows, places = side_by_side(self.noise(episode_ids, seed), 1)
@@ -175,7 +178,7 @@ class RolloutRunner:
 
 
 AT_ONCE = 1024
-"""Episodes that are judged at a time."""
+"""Episodes that are played and measured at a time."""
 
 
 def play_all(
@@ -185,15 +188,18 @@ def play_all(
     measure: Callable[[Trajectory], dict[str, Tensor]],
     at_once: int = AT_ONCE,
 ) -> dict[str, Tensor]:
-    """The metrics of episodes 0 .. n-1, in batches of one size (the last is filled up and cut); still on the device.
+    """Return the metrics of episodes 0 .. n-1, still on the device. The last batch is filled up to the same size and
+    its extra episodes are dropped.
 
-    NaN where an episode leaves a metric undefined: means are taken over the others.
+    A metric is NaN if an episode leaves it undefined; means skip such episodes.
     """
     at_once = min(at_once, episodes)
     parts: dict[str, list[Tensor]] = {}
     for begin in range(0, episodes, at_once):
         measured = measure(player.play(torch.arange(begin, begin + at_once), seed))
         for name, values in measured.items():
-            own = values[: episodes - begin].to(torch.float64, copy=True)  # the next play may write over what it gave
+            own = values[: episodes - begin].to(
+                torch.float64, copy=True
+            )  # the next call of play may overwrite the trajectory
             parts.setdefault(name, []).append(own)
     return {name: torch.cat(values) for name, values in parts.items()}

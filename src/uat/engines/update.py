@@ -1,6 +1,6 @@
-"""One optimizer step: loss over real steps, clipped gradient, Adam with one rate per group.
+"""One optimizer step: loss over real steps, clipped gradient, Adam with one learning rate per group.
 
-Everything stays on the device (rates included), so that the whole step can be captured as a CUDA graph.
+Everything, including the learning rates, stays on the device, so that the whole step can be captured as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from uat.episode import Batch, Trajectory
 from uat.methods import Phase
 
 AddUp = Callable[[list[Tensor]], list[Tensor]]
-"""Adds tensors up over processes that share a training."""
+"""Sum tensors over the processes that share a training."""
 
 
 def alone(tensors: list[Tensor]) -> list[Tensor]:
@@ -27,7 +27,8 @@ def alone(tensors: list[Tensor]) -> list[Tensor]:
 def optimize(
     phase: Phase, batch: Batch, optimizer: torch.optim.Optimizer, clip: float, add_up: AddUp = alone
 ) -> dict[str, Tensor]:
-    """One step down the phase's loss; its parts and the gradient's norm before clipping, on the device."""
+    """Take one optimizer step on the phase's loss; return the loss parts and the gradient's norm before clipping, still
+    on the device."""
     losses = phase.loss(batch)
     counts = add_up([count for _, count in losses.values()])
     parts = {name: total / count.clamp_min(1) for (name, (total, _)), count in zip(losses.items(), counts, strict=True)}
@@ -50,7 +51,7 @@ def optimize(
 
 
 class UpdateRunner:
-    """Optimizer steps of one phase of an engine's learner: plain ones, or on CUDA one captured graph."""
+    """Optimizer steps of one phase of an engine's learner: launch by launch, or on CUDA as one captured graph."""
 
     def __init__(
         self,
@@ -66,29 +67,28 @@ class UpdateRunner:
         self.engine, self.phase, self.optimizer, self.clip = engine, phase, optimizer, clip
         self.preserve, self.add_up = preserve, add_up
         self.serial = serial
-        """Set where others train on the device at the same time: their updates take turns."""
+        """Set if several policies train on the device at the same time: their updates take turns."""
         self.captured: Captured[dict[str, Tensor]] | None = None
         self.capturable = add_up is alone
-        """False once a capture has failed; messages between processes are not captured."""
+        """False after a failed capture, and with several processes, whose messages cannot be captured."""
         self.start_B: Tensor | None = None
 
     def plain(self, trajectory: Trajectory) -> dict[str, Tensor]:
-        """One step, launch by launch."""
+        """Take one step, launch by launch."""
         with self.engine.learning() as learner:
             batch = learner.spec.clock.batch(trajectory)
             batch.start = self.start_B
             return optimize(self.phase, batch, self.optimizer, self.clip, self.add_up)
 
     def start_at(self, start_B: Tensor) -> None:
-        """Set the position of each episode's first step, which is 0 otherwise. It is written into the same tensor each
-        time."""
+        """Set the position of each episode's first step (default 0), always in the same tensor."""
         self.start_B = start_B if self.start_B is None else self.start_B.copy_(start_B)
 
     def update(self, trajectory: Trajectory, seed: int, *, capture: bool = False) -> dict[str, Tensor]:
-        """Take one step down the loss of these episodes; losses and the gradient's norm stay on the device.
+        """Take one optimizer step on these episodes; return losses and the gradient's norm, still on the device.
 
-        seed: decides what is dropped and sampled.
-        capture: whether the episodes lie in the same tensors each time, so that the step may be captured.
+        seed: of dropout and sampling.
+        capture: whether the episodes are in the same tensors each time, so that the step can be captured.
         """
         if capture and self.capturable and self.captured is None:
             self.captured = captured_or_none(lambda: self.plain(trajectory), "the update", preserve=self.preserve())
@@ -97,11 +97,11 @@ class UpdateRunner:
         if self.captured is None:
             return self.plain(trajectory)
         numbers = self.captured() if self.serial is None else self.serial(self.captured)
-        kept = torch.stack(list(numbers.values()))  # the next update writes over them
+        kept = torch.stack(list(numbers.values()))  # the next update overwrites them
         return dict(zip(numbers, kept.unbind(), strict=True))
 
     def close(self) -> None:
-        """Give back what was captured."""
+        """Free the captured graph."""
         if self.captured is not None:
             self.captured.close()
             self.captured = None

@@ -1,8 +1,8 @@
-"""Kernels compiled side by side, before they are launched.
+"""Compile kernels in parallel before they are launched.
 
-Triton compiles a kernel when it is first launched, and the launch waits: one after another, those of a training take
-most of a minute. So what will be captured runs once before, with each launch recorded instead of made, and then all of
-them are compiled at once, by threads. Triton's compiler leaves Python alone meanwhile.
+Triton compiles a kernel at its first launch, and the launch waits: one after another, the kernels of a training take
+most of a minute. Instead, the function to be captured runs once with its launches recorded but not executed, and
+threads then compile all kernels in parallel. Triton's compiler releases Python's global lock meanwhile.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ MOST_THREADS = 16
 EMPTY = {f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")}
 
 _warmed_up: set[Hashable] = set()
-"""What has been warmed up in this process."""
+"""Devices and keys that have been warmed up in this process."""
 _one_at_a_time = threading.Lock()
-"""Held while launches are recorded: what stands in for Triton's own launch is one for all threads."""
+"""Held while launches are recorded: the replacement of Triton's launch function affects all threads."""
 
 
 class Launch(NamedTuple):
-    """A kernel and what it was to be launched with; of tensors, unless they lie askew, only what is compiled in."""
+    """A recorded launch: a kernel and its arguments. Aligned tensors are replaced by empty ones."""
 
     kernel: Any
     grid: Any
@@ -39,15 +39,18 @@ class Launch(NamedTuple):
 
     @property
     def compilation(self) -> Hashable:
-        """Launches in which this is the same need one compilation."""
+        """Key of the compilation that this launch needs; launches with equal keys share one."""
         parameters = {parameter.name: parameter for parameter in self.kernel.params}
         given = dict(zip(parameters, self.args, strict=False)) | self.named
-        told = ((name, _compiled_in(value, parameters.get(name))) for name, value in sorted(given.items()))
-        return id(self.kernel), tuple(told)
+        keys = ((name, _compilation_key(value, parameters.get(name))) for name, value in sorted(given.items()))
+        return id(self.kernel), tuple(keys)
 
     def name_functions(self) -> None:
-        """Have Triton work out the names of all functions in it. A name holds constants of those functions alone that
-        had theirs before: left to threads it would be chance, and what lies in Triton's cache not be found again."""
+        """Make Triton compute the names of all functions in the kernel.
+
+        A name includes the constants only of those functions that already have names. In threads, that order would be
+        random, and Triton would not find the kernel in its cache again.
+        """
         for value in (*self.args, *self.named.values(), self.kernel):
             getattr(value, "cache_key", None)
 
@@ -55,14 +58,15 @@ class Launch(NamedTuple):
 def warm_up(
     prepare: Callable[[], Callable[[], object]], device: torch.device, key: Hashable, preserve: Iterable[Tensor]
 ) -> None:
-    """Have compiled what a function would launch, once for each key.
+    """Compile the kernels that a function would launch, once for each key.
 
-    prepare: gives that function, and does for real what must not happen on zeros, as drawing noise. The function runs
-    but for its Triton kernels, on zeros where they would have written. Tensors that it changes are named in `preserve`
-    and put back; it may keep nothing else that kernels wrote. Where it fails, or a compilation does, nothing is lost:
-    kernels are compiled when they are launched.
+    prepare: returns that function, after real work that must not run on zeros, such as drawing noise.
+    preserve: tensors that the function changes; they are restored. The function must not keep other kernel results.
+
+    The function runs without its Triton kernels, whose outputs are zeros. If the function or a compilation fails, the
+    kernels are compiled at their launch instead.
     """
-    if not compiles(device) or not _side_by_side():
+    if not compiles(device) or not _compiles_in_parallel():
         return
     if device.type == "cuda" and device.index is None:  # threads have a current device of their own
         device = torch.device(device.type, torch.cuda.current_device())
@@ -81,7 +85,7 @@ def warm_up(
 
 
 def compile_all(launches: Iterable[Launch], device: torch.device) -> None:
-    """Each compilation once, several at a time. One that fails is left for the launch, which will say why."""
+    """Run each different compilation once, in parallel. Failures are ignored: the launch will raise the error."""
     different = {launch.compilation: launch for launch in launches}
     for launch in different.values():
         launch.name_functions()
@@ -96,23 +100,25 @@ def compile_all(launches: Iterable[Launch], device: torch.device) -> None:
 
 @contextlib.contextmanager
 def record_launches() -> Iterator[list[Launch]]:
-    """Record launches of Triton kernels in here, and in backward passes from here, and do not make them; those of other
-    threads are made. New memory is filled with zeros: what nobody has written may be an index. A kernel that
-    Triton tunes is an error: it would choose by launches that are not made."""
+    """Record the launches of Triton kernels without executing them, on this thread and in its backward passes.
+
+    Launches of other threads are executed. New memory is filled with zeros, since unwritten values may be used as
+    indices. A kernel with Triton's autotuner raises an error: tuning needs real launches.
+    """
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.jit import JITFunction
 
     zeros, launches = _Zeros(), list[Launch]()
 
     def note(self: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> Any:
-        if not zeros.rule_here():
+        if not zeros.active_here():
             return run(self, *args, grid=grid, warmup=warmup, **named)
         launches.append(Launch(self, grid, _light(args), {name: _light(value) for name, value in named.items()}))
         return None
 
     def refuse(self: Any, *args: Any, **named: Any) -> Any:
-        if zeros.rule_here():
-            raise RuntimeError(f"{self.base_fn.__name__} is tuned where it is launched, which cannot be warmed up")
+        if zeros.active_here():
+            raise RuntimeError(f"{self.base_fn.__name__} is tuned at its launch, which cannot be warmed up")
         return tune(self, *args, **named)
 
     with _one_at_a_time:
@@ -126,7 +132,7 @@ def record_launches() -> Iterator[list[Launch]]:
 
 
 class _Zeros(TorchDispatchMode):
-    """New memory is zeros. Backward passes take it along to their own threads."""
+    """Mode in which new memory is filled with zeros. It also applies to the threads of backward passes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,22 +143,22 @@ class _Zeros(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         return out.zero_() if func._schema.name in EMPTY else out
 
-    def rule_here(self) -> bool:
-        """Whether this thread is under it."""
+    def active_here(self) -> bool:
+        """Whether the mode is active on this thread."""
         self._here.seen = False
         torch.empty(0)
         return self._here.seen
 
 
-def _side_by_side() -> bool:
-    """Whether this Triton's compiler takes several kernels at a time: one that has a mode for it does."""
+def _compiles_in_parallel() -> bool:
+    """Whether this version of Triton can compile in several threads: those with `AsyncCompileMode` can."""
     import triton
 
     return hasattr(triton, "AsyncCompileMode")
 
 
 def _light(value: Any) -> Any:
-    """Without a tensor's memory, which the warm-up need not keep."""
+    """Replace aligned tensors by empty ones, to free their memory."""
     if isinstance(value, tuple):
         parts = [_light(part) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
@@ -161,11 +167,11 @@ def _light(value: Any) -> Any:
     return value
 
 
-def _compiled_in(value: Any, parameter: Any) -> Hashable:
-    """What a compilation knows of a value: all of a constant or a setting, and of other numbers whether they are 1 or a
-    multiple of 16, unless they are to stay plain."""
+def _compilation_key(value: Any, parameter: Any) -> Hashable:
+    """Return the part of a value that its compilation depends on: constants and settings entirely; of other integers,
+    whether they are 1 or a multiple of 16, unless Triton must not specialize on them."""
     if isinstance(value, tuple):
-        return tuple(_compiled_in(part, parameter) for part in value)
+        return tuple(_compilation_key(part, parameter) for part in value)
     if isinstance(value, Tensor):
         return value.dtype, value.data_ptr() % 16 == 0
     if parameter is None or parameter.is_constexpr or not isinstance(value, int):

@@ -1,4 +1,4 @@
-"""Simulators that have kernels: their fused twins, which give the same worlds in fewer launches."""
+"""Fused twins of simulators: Triton kernels that give the same worlds in fewer launches."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from uat.spec import Spec
 
 @dataclass(frozen=True, slots=True)
 class FusedWorld:
-    """Worlds that are played inside a policy's kernel: four Triton functions, and what these read and write.
+    """Worlds that are played inside a policy's kernel: four Triton functions, and the tensors that they read and write.
 
-    start(stream, live, world, T) gives where each world is at first, a number of 32 bits for each row.
-    look(t, spot, stream, live, o, world, T, FETCH) gives what the streams observe at step t, a row each, and all that
-    the other two need to know of it (one thing or a tuple). note(t, seen, known, stream, live, o, world, T, PUT) writes
-    down what belongs to that step. move(t, known, stream, live, action, world, T) gives their rewards and where the
-    worlds are then, as `start` does, and writes these down. FETCH(ptr, mask) and PUT(ptr, x, mask) read and write
-    numbers of 32 bits without a wait for others; plain loads and stores do, too, in time.
+    start(stream, live, world, T) returns the initial state of each world, a 32-bit number per row.
+    look(t, spot, stream, live, o, world, T, FETCH) returns the observations at step t, one row per stream, and a value
+    or tuple `known` with what note and move need.
+    note(t, seen, known, stream, live, o, world, T, PUT) writes the record of that step.
+    move(t, known, stream, live, action, world, T) returns the rewards and the next states, as `start` does, and writes
+    the rewards. FETCH(ptr, mask) and PUT(ptr, x, mask) read and write 32-bit numbers without waiting for other memory
+    accesses; plain loads and stores are correct too.
 
-    A stream may have several rows, which are alike: they write the same. What was written is not read again.
+    A stream may have several identical rows, which write the same values. Written values are never read again.
     """
 
     start: Any
@@ -36,13 +37,13 @@ class FusedWorld:
     move: Any
     world: tuple[Tensor | int, ...]
     trajectory: Callable[[Tensor], Trajectory]
-    """The episodes, once they are played with these actions (B, T)."""
+    """Return the trajectories of the episodes played with these actions (B, T)."""
 
 
 class FusedRollouts(ABC):
     """A simulator whose episodes a policy of the same spec can play in one launch.
 
-    All actions are allowed there, and policies are told what happened.
+    All actions are allowed in these worlds, and policies see the uncorrupted feedback.
     """
 
     spec: Spec
@@ -53,9 +54,9 @@ class FusedRollouts(ABC):
 
 
 def fused_simulator(worlds: Simulator[Any] | Recording, device: torch.device) -> Any:
-    """Return the fused twin of a simulator on this device, or the simulator itself where it has none.
+    """Return the fused twin of a simulator on this device, or the simulator itself if it has none.
 
-    A subclass may have rules of its own, so exactly the known classes are replaced.
+    Only the exact known classes are replaced, since a subclass may have other rules.
     """
     if not compiles(device):
         return worlds

@@ -1,1 +1,1 @@
-"""Triton kernels, each beside its slow twin. Nothing here is imported before a path that uses it is taken."""
+"""Triton kernels, each with a slow twin in torch. They are imported only when first used."""

@@ -1,8 +1,7 @@
-"""What a program does in one step of its streams, from the observation to the action: the parts of `_step` and `_play`
-(Triton).
+"""One step of a program's streams, from the observation to the action: the parts of `_step` and `_play` (Triton).
 
-Everything is in registers, and a stream has a row for each of its heads, all alike. Warps share rows: they wait for
-each other wherever a sum runs along one, and before each product for its left factor.
+Everything is in registers, and a stream has one row per head, all identical. Warps share rows: they synchronise at
+every sum along a row, and before each product for its left factor.
 
 Shapes: D width, H heads, E head size, S capacity, F feed-forward, U utility width, L layers, A actions, J width of an
 action's embedding.
@@ -33,12 +32,12 @@ from uat.engines.triton.past import look_back, pasts
 from uat.engines.triton.tensor_core_layout import dealt, dealt_diagonal, key_place, value_place
 
 SMALL = tl.constexpr(64 * 64)
-"""Most weights of a matrix in float32 that registers hold while they are on their way."""
+"""Largest float32 matrix, in weights, that is loaded into registers ahead of its use."""
 
 
 @triton.jit
 def _asked(w, PART: tl.constexpr, D: tl.constexpr, E: tl.constexpr, UTILITY: tl.constexpr):
-    """W, W^u and U of queries, keys or values, on their way."""
+    """Start loading W, W^u and U of queries, keys or values."""
     found = (dealt(w + PART * D * D, D, D),)
     if UTILITY:
         found += (dealt(w + (3 + PART) * D * D, D, D), dealt_diagonal(w + (6 + PART) * D * D, D, E))
@@ -59,7 +58,7 @@ def encoding(
     encode_w, encode_b, d,
     WIDTH: tl.constexpr, WIDTH_ROOM: tl.constexpr, ENCODE: tl.constexpr,
 ):  # fmt: skip
-    """W^E and its bias, where `embed` takes a vector."""
+    """Load W^E and its bias, if observations are vectors."""
     weight, bias = d, d
     if ENCODE == "map":
         o = tl.arange(0, WIDTH_ROOM)
@@ -70,7 +69,7 @@ def encoding(
 
 @triton.jit
 def embed(seen, weight, bias, encode_w, d, D: tl.constexpr, ENCODE: tl.constexpr, OUTSIDE: tl.constexpr):
-    """W^E o of what is seen: a vector, ids, or what is embedded already."""
+    """Compute W^E o of an observation: a vector, ids, or an embedding computed outside."""
     x = seen
     if ENCODE == "map":
         x = times_loaded(seen, weight, OUTSIDE) + bias[None, :]
@@ -81,13 +80,13 @@ def embed(seen, weight, bias, encode_w, d, D: tl.constexpr, ENCODE: tl.constexpr
 
 @triton.jit
 def place(x, position, norm_w, norm_b, d, D: tl.constexpr, PRECISION: tl.constexpr):
-    """With the embedding of its place, through the first norm."""
+    """Add the embedding of the position and apply the first norm."""
     return normed_at_once(x + position, tl.load(norm_w + d), tl.load(norm_b + d), D, PRECISION)
 
 
 @triton.jit
 def look_up(action, table_ptr, j, J: tl.constexpr):
-    """f_a(a); nothing where there was no action."""
+    """Load f_a(a), or zeros if there was no action."""
     known = (action >= 0)[:, None] & (j < J)[None, :]
     return fetched_some(table_ptr + action[:, None] * J + j[None, :], known)
 
@@ -97,7 +96,7 @@ def utility_weights(
     w1_ptr, w2_ptr, regime_ptr, d,
     J: tl.constexpr, J_ROOM: tl.constexpr, HIDDEN: tl.constexpr, U: tl.constexpr,
 ):  # fmt: skip
-    """The weights that `utility_step` takes, where they are small enough to be read ahead of time."""
+    """Load the weights of `utility_step` in advance, if they are small enough."""
     j, unit, u = tl.arange(0, J_ROOM), tl.arange(0, HIDDEN), tl.arange(0, U)
     w1 = tl.load(w1_ptr + unit[None, :] * (J + 1) + j[:, None], mask=(j <= J)[:, None], other=0.0)
     w2 = tl.load(w2_ptr + u[None, :] * HIDDEN + unit[:, None])
@@ -110,8 +109,10 @@ def utility_step(
     J: tl.constexpr, J_ROOM: tl.constexpr, HIDDEN: tl.constexpr, U: tl.constexpr, DECAY: tl.constexpr,
     READ: tl.constexpr, OUTSIDE: tl.constexpr,
 ):  # fmt: skip
-    """From feedback, f_a(a) and r, to u, the regime state and its gate. READ: whether the weights are; else each is
-    read when its turn comes, as shared memory does not hold them all."""
+    """Compute u, the regime state and its gate from feedback f_a(a) and r.
+
+    READ: whether the weights are loaded; otherwise each is read when needed, if shared memory cannot hold them all.
+    """
     j, unit, u = tl.arange(0, J_ROOM), tl.arange(0, HIDDEN), tl.arange(0, U)
     said = tl.where(j[None, :] == J, reward[:, None], said)  # [f_a(a); r]
     if READ:
@@ -134,11 +135,14 @@ def transformer_step(
     SINGLE: tl.constexpr, EVEN: tl.constexpr, DEALT: tl.constexpr, AT_ONCE: tl.constexpr, UTILITY: tl.constexpr,
     PRECISION: tl.constexpr, OUTSIDE: tl.constexpr, U: tl.constexpr,
 ):  # fmt: skip
-    """All layers and the last norm: h of this step. Its keys and values go to the cache; length: the steps before it.
-    EVEN: as many for all. DEALT: matrices lie as threads take them, and registers hold those on their way."""
+    """Compute all layers and the last norm, h of this step, and write its keys and values to the cache.
+
+    length: number of earlier steps. EVEN: whether it is the same for all streams.
+    DEALT: whether matrices are stored in tensor core layout, and loaded into registers ahead of their use.
+    """
     f, u = tl.arange(0, F), tl.arange(0, U)
     most, seats = tl.max(length, 0), B - start
-    head = (row % H)[:, None] == d[None, :] // E  # which entries of a row are of its own head
+    head = (row % H)[:, None] == d[None, :] // E  # the entries of a row that belong to its own head
     mine = head & live[:, None]
     across = (d // E) * S * E + d % E
     PAST_DEALT: tl.constexpr = AT_ONCE and EVEN
@@ -156,10 +160,10 @@ def transformer_step(
     each: tl.constexpr = projections + D * D + 2 * F * D
 
     w, vectors, all_keys = matrices_ptr, vectors_ptr, tl.cast(KV, tl.int64)
-    keys_ptr = kv_ptr + tl.cast(start, tl.int64) * H * S * E  # of these streams: places among them fit 32 bits
+    keys_ptr = kv_ptr + tl.cast(start, tl.int64) * H * S * E  # offset of these streams; offsets within them fit 32 bits
     norm_1w, norm_1b = fetched(vectors + d), fetched(vectors + D + d)
     for layer in tl.range(0, L, num_stages=1):
-        # all is asked for before it is needed: a wait for each would cost as much as a product
+        # start all loads before they are needed: waiting for each would cost as much as a product
         rest = w + projections
         up = rest + D * D
         down = up + F * D
@@ -187,7 +191,7 @@ def transformer_step(
             k = _projected(y, g, for_k, PRECISION, UTILITY)
             v = _projected(y, g, for_v, PRECISION, UTILITY)
             w_out = dealt(rest, D, D)
-        else:  # in one loop, so that the next weights are under way while these are used
+        else:  # in one loop, so that the next weights load while these are used
             q, k, v = y, y, y
             for part in tl.range(0, 3, num_stages=STAGES):
                 out = times_loaded(y, tl.load(w + part * D * D + square), PRECISION)
@@ -208,7 +212,7 @@ def transformer_step(
         else:
             up_b = tl.load(vectors + 6 * D + blocks[:, None] * BLOCK + block[None, :])
 
-        # attention; each head of a stream has a row, from which the others get it
+        # attention; each head of a stream has a row, from which the other rows get it
         mass, mixed = look_back(
             tl.where(head, q * (SCALE * LOG2_E), 0.0), k, v, keys, keys_ptr, keys_ptr + all_keys, key_cell, value_cell,
             mine, across, seat, seats, length, most, S,
@@ -220,7 +224,7 @@ def transformer_step(
         h = tl.sum(tl.reshape(h, (ROWS // H, H, D)), 1)
         h = tl.reshape(tl.broadcast_to(h[:, None, :], (ROWS // H, H, D)), (ROWS, D))
 
-        # out, feed-forward: all hidden units at once where registers hold what is on its way, else some at a time
+        # output, feed-forward: all hidden units at once if registers can hold the weights, else a block at a time
         vectors += 6 * D + F
         norm_1w, norm_1b = fetched(vectors + d), fetched(vectors + D + d)
         x += times_loaded(h, w_out if DEALT else late(w_out), PRECISION) + out_b[None, :]
@@ -240,27 +244,27 @@ def transformer_step(
         x += change + down_b[None, :]
         keys_ptr += 2 * all_keys
         w += each
-    # asked for once more: what a loop hands over would be spread over threads in another way
+    # loaded again: values carried out of the loop would be distributed over threads differently
     return normed_at_once(x, fetched(vectors + d), fetched(vectors + D + d), D, PRECISION)
 
 
 @triton.jit
 def scoring(head_w, head_b, d, a, A: tl.constexpr, D: tl.constexpr):
-    """The weights that `score` takes."""
+    """Load the weights of `score`."""
     weight_DA = tl.load(head_w + a[None, :] * D + d[:, None], mask=(a < A)[None, :], other=0.0)
     return weight_DA, tl.load(head_b + a, mask=a < A, other=0.0)
 
 
 @triton.jit
 def score(x, weights, OUTSIDE: tl.constexpr):
-    """Logits."""
+    """Compute the logits."""
     weight_DA, bias_A = weights
     return times_loaded(x, weight_DA, OUTSIDE) + bias_A[None, :]
 
 
 @triton.jit
 def draw(gumbel_ptr, gumbel_stride, stream, alive, a, A: tl.constexpr, SAMPLED: tl.constexpr):
-    """Gumbel noise for `pick`, where actions are sampled."""
+    """Load Gumbel noise for `pick`, if actions are sampled."""
     drawn = a[None, :].to(tl.float32)
     if SAMPLED:
         at = gumbel_ptr + stream[:, None] * gumbel_stride + a[None, :]
@@ -270,7 +274,7 @@ def draw(gumbel_ptr, gumbel_stride, stream, alive, a, A: tl.constexpr, SAMPLED: 
 
 @triton.jit
 def pick(logits, drawn, a, A: tl.constexpr, SAMPLED: tl.constexpr):
-    """The arg-max, with Gumbel noise a sample; an action also where logits are not numbers."""
+    """Return the arg-max, which with Gumbel noise is a sample. Logits that are NaN also give a valid action."""
     if SAMPLED:
         logits += drawn
     logits = tl.where((a < A)[None, :], logits, -float("inf"))

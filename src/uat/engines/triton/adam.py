@@ -1,10 +1,10 @@
-"""A clipped gradient and a step of Adam, for many small tensors, in two launches (Triton).
+"""Gradient clipping and a step of Adam for many small tensors, in two launches (Triton).
 
-Torch's own gives a program 64 thousand numbers, and a small network has hardly more. Here a program has a chunk of one
-tensor. The first launch adds up the squares of each chunk and counts the step; in the second every program adds up all
-those sums, in the same order, and moves its chunk. Gradients stay as they are in memory.
+Torch's kernel gives each program 64 thousand numbers, and a small network has hardly more. Here each program has a
+chunk of one tensor. The first launch sums the squares of each chunk and counts the step. In the second, every program
+sums all chunk sums in the same order and updates its chunk. Gradients in memory are not changed.
 
-A tuple that a kernel is given has an entry for each tensor. Chunks are numbered through all tensors.
+Tuples passed to a kernel have one entry per tensor. Chunks are numbered across all tensors.
 """
 
 # pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
@@ -23,17 +23,17 @@ from uat.engines.triton.complete_weights import power_of_two
 from uat.engines.triton.parts import shares
 
 CHUNK = 1024
-"""Numbers that a program has."""
+"""Numbers per program."""
 MOST = 80
-"""Tensors of one launch: the arguments of a kernel are 4096 bytes at most."""
+"""Most tensors per launch: the arguments of a kernel are limited to 4096 bytes."""
 MOST_NUMBERS = 1 << 22
-"""In all: where there are more, torch's own has programs enough, and every one here would read very many sums."""
+"""Most numbers of all tensors. Beyond this torch's kernel is better: programs here would read too many chunk sums."""
 MOST_PARTS = 1024
-"""Sums that a program reads at a time."""
+"""Chunk sums that a program reads at a time."""
 
 
 class Learnt(NamedTuple):
-    """A parameter with a gradient, what Adam keeps of it, and its group's settings."""
+    """A parameter with a gradient, its Adam state, and the settings of its group."""
 
     p: Tensor
     gradient: Tensor
@@ -45,7 +45,7 @@ class Learnt(NamedTuple):
 
 
 def learnt(optimizer: torch.optim.Optimizer) -> list[Learnt]:
-    """All that a step changes; a parameter without a gradient is left alone."""
+    """Return the parameters that a step changes; those without a gradient are skipped."""
     found = []
     for group in optimizer.param_groups:
         for p in group["params"]:
@@ -57,7 +57,7 @@ def learnt(optimizer: torch.optim.Optimizer) -> list[Learnt]:
 
 
 def fits(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether this is plain Adam, and all it reads plain float32 tensors of one device."""
+    """Whether the optimizer is plain Adam, with contiguous float32 tensors on one device."""
     groups = optimizer.param_groups
     moving = [p for group in groups for p in group["params"] if p.grad is not None]
     if type(optimizer) is not torch.optim.Adam or not moving or any(not optimizer.state[p] for p in moving):
@@ -75,7 +75,8 @@ def fits(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def fused_adam(optimizer: torch.optim.Optimizer, clip: float) -> Tensor:
-    """A step of an optimizer that `fits`, along the gradient as `clip_grad_norm_` clips it; its norm () before that."""
+    """Take a step of a supported optimizer (see `fits`) with the gradient clipped as by `clip_grad_norm_`; return the
+    gradient's norm () before clipping."""
     moving, group = learnt(optimizer), optimizer.param_groups[0]
     counts = [shares(one.p.numel(), CHUNK) for one in moving]
     parts, norm = moving[0].p.new_empty(sum(counts)), moving[0].p.new_empty(())
@@ -100,7 +101,7 @@ def fused_adam(optimizer: torch.optim.Optimizer, clip: float) -> Tensor:
 
 @triton.jit
 def _chosen(entries, program, STARTS: tl.constexpr):
-    """The entry of the tensor that a program has a chunk of."""
+    """Select the entry of the tensor whose chunk the program processes."""
     found = entries[0]
     for i in tl.static_range(1, len(entries)):
         found = tl.where(program >= STARTS[i], entries[i], found)
@@ -109,8 +110,8 @@ def _chosen(entries, program, STARTS: tl.constexpr):
 
 @triton.jit
 def _within(program, STARTS: tl.constexpr, CHUNK: tl.constexpr):
-    """Where the chunk lies in its tensor. The threads of a warp read neighbours: tensors end anywhere, so that a thread
-    would not read several numbers at once."""
+    """Return the offsets of a chunk in its tensor. The threads of a warp read neighbouring numbers; tensors of any
+    length rule out wider loads per thread."""
     return tl.max_contiguous((program - _chosen(STARTS, program, STARTS)) * CHUNK + tl.arange(0, CHUNK), 1)
 
 
@@ -153,12 +154,12 @@ def _adam(
     if program == 0:
         tl.store(norm_ptr, norm)
     small = tl.div_rn(clip, norm + 1e-6)
-    g *= tl.where(small > 1.0, 1.0, small)  # no number stays none
+    g *= tl.where(small > 1.0, 1.0, small)  # NaN stays NaN
 
     g += p * _chosen(DECAYS, program, STARTS)
     mean = mean * BETA1 + g * (1 - BETA1)
     square = square * BETA2 + g * g * (1 - BETA2)
-    # 1 - beta^step is a thousandth at first: of the float32 near 1 few digits would be left
+    # 1 - beta^step starts at about 0.001: computed in float32 it would lose most of its digits
     stride = (rate / (1 - tl.exp(step * LOG1))).to(tl.float32)
     root = tl.sqrt_rn((1 - tl.exp(step * LOG2)).to(tl.float32))
     p -= tl.div_rn(stride * mean, tl.div_rn(tl.sqrt_rn(square), root) + EPS)

@@ -1,6 +1,6 @@
-"""Causal attention over whole episodes, forwards and backwards, an episode and a head at a time (Triton).
+"""Causal attention over whole episodes, forward and backward, one program per episode and head (Triton).
 
-Logits and weights are never in memory: on the way back they are worked out again from queries and keys.
+Logits and weights are never stored: the backward pass recomputes them from queries and keys.
 
 Shapes: N rows (B episodes of T steps), D width, H heads, E head size.
 """
@@ -18,7 +18,7 @@ from uat.engines.triton.complete_weights import room
 from uat.engines.triton.parts import LOG2_E, exp2, inverse, kept, read, rounded, thinned, times_loaded, write
 
 LONGEST = 128
-"""Most steps of an episode that fit one program."""
+"""Longest episode that fits into one program."""
 
 
 def attend(
@@ -31,7 +31,7 @@ def attend(
     drop: float,
     precision: str,
 ) -> None:
-    """h = softmax(q k^T / √E) v, written to h_ND; shape: episodes and their steps."""
+    """Write h = softmax(q k^T / √E) v to h_ND. shape: (B, T)."""
     sizes = _sizes(h_ND, shape[1], heads, drop, precision)
     cast(Any, _attend)[(shape[0] * heads,)](qkv_N3D, h_ND, seed, shape[1], site, **sizes)
 
@@ -40,7 +40,7 @@ def attend_backward(
     qkv_N3D: Tensor, dh_ND: Tensor, dqkv_N3D: Tensor, seed: Tensor, site: int, shape: tuple[int, int], heads: int,
     drop: float, precision: str,
 ) -> None:  # fmt: skip
-    """The gradient of what came in, written to dqkv_N3D."""
+    """Write the gradient of queries, keys and values to dqkv_N3D."""
     sizes = _sizes(dh_ND, shape[1], heads, drop, precision)
     cast(Any, _attend_backward)[(shape[0] * heads,)](qkv_N3D, dh_ND, dqkv_N3D, seed, shape[1], site, **sizes)
 
@@ -53,7 +53,7 @@ def _sizes(h_ND: Tensor, steps: int, heads: int, drop: float, precision: str) ->
 
 @triton.jit
 def _places(T, D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, ROOM: tl.constexpr):
-    """The steps of this program's episode, which of them there are, and where its head lies in h and in qkv."""
+    """Return the steps of this program's episode, their mask, and the offsets of its head in h and in qkv."""
     t, e = tl.arange(0, ROOM), tl.arange(0, E)
     row, column = tl.program_id(0) // H * T + t, tl.program_id(0) % H * E + e
     return t, (t < T)[:, None], row[:, None] * D + column[None, :], row[:, None] * 3 * D + column[None, :]
@@ -61,7 +61,7 @@ def _places(T, D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, ROOM: tl.const
 
 @triton.jit
 def _causal(q, k, t, SCALE: tl.constexpr, PRECISION: tl.constexpr):
-    """Causal softmax before its rows are divided by their sums, and what they are to be multiplied with instead."""
+    """Return the unnormalised causal softmax, and the factors that normalise its rows."""
     logits = times_loaded(q, tl.trans(k), PRECISION)
     logits = tl.where(t[None, :] <= t[:, None], logits, -float("inf"))
     weight = exp2((logits - tl.max(logits, 1)[:, None]) * (SCALE * LOG2_E))
@@ -100,7 +100,7 @@ def _attend_backward(
     used = thinned(weight, seed, tl.program_id(0) * ROOM + t, t, site, DROP)
     dv = times_loaded(tl.trans(rounded(used, PRECISION)), dh, PRECISION)
     write(dqkv_ptr + 2 * D + at, rounded(dv, PRECISION), live)
-    scaled_dh = rounded(dh.to(tl.float32) * SCALE, PRECISION)  # here it is fewest multiplications
+    scaled_dh = rounded(dh.to(tl.float32) * SCALE, PRECISION)  # scaling dh takes the fewest multiplications
     dused = used * times_loaded(scaled_dh, tl.trans(v), PRECISION)
     dlogits = rounded(dused - weight * tl.sum(dused, 1)[:, None], PRECISION)
     dq, dk = times_loaded(dlogits, k, PRECISION), times_loaded(tl.trans(dlogits), q, PRECISION)

@@ -1,16 +1,16 @@
-"""All Transformer blocks forwards and backwards in a few launches (Triton).
+"""All Transformer blocks, forward and backward, in a few launches (Triton).
 
-The slow twin is `Block.forward`, block after block; tests hold outputs and all gradients equal. Forwards there are two
-kernels, beside `_lay`, which copies the weights: attention (`attend.py`), and all that is done to each row on
-its own from one attention to the next (`rows.py`).
+The slow twin is `Block.forward`, block after block; tests check that outputs and all gradients are equal. Besides
+`_lay`, which copies the weights, the forward pass has two kernels: attention (`attend.py`), and the row-wise operations
+from one attention to the next (`rows.py`).
 
-Backwards each has a twin that gives the gradients of what came in, row by row. Gradients of weights are sums over all
-rows, and come last (`weights.py`). All is added up in a fixed order: a step repeated gives the same bits.
+In the backward pass, each kernel has a counterpart that computes the gradients of its inputs. Gradients of weights are
+sums over all rows and come last (`weights.py`). All sums have a fixed order: repeating a step gives the same bits.
 
-Where products are of half precision, so is what is kept for the way back, and gradients on their way; these are
-`enlarged` meanwhile. The residual stream, its gradient and all sums stay float32.
+If products have half precision, so have the activations stored for the backward pass and intermediate gradients, which
+are scaled up (`enlarged`). The residual stream, its gradient and all sums stay float32.
 
-Dropout draws from (seed, place): the seed lies on the device, and whoever trains changes it before each step.
+Dropout is a function of (seed, site): the seed is a tensor on the device, and training changes it before each step.
 
 Shapes: N rows (B episodes of T steps), D width, H heads, E head size, F feed-forward, L blocks.
 """
@@ -37,20 +37,20 @@ from uat.engines.triton.weights import Factors, Norms, map_sizes, weight_gradien
 from uat.nn.blocks import Block
 
 LAID = 1024
-"""Numbers that a program copies when matrices are laid side by side."""
+"""Numbers per program when weights are copied into one buffer."""
 SITES = 3
-"""Places in a block that drop: attention, its output, the feed-forward network's output."""
+"""Dropout sites in a block: attention, its output, the feed-forward network's output."""
 MOST_HIDDEN = 64
-"""Hidden units that a program treats at a time."""
+"""Hidden units that a program processes at a time."""
 
 
 class Weights(NamedTuple):
-    """Of one block."""
+    """Weights of one block."""
 
     norm_w: Tensor
     norm_b: Tensor
     project: Tensor
-    """W, and with gates W^u."""
+    """W, and W^u if the block has gates."""
     u: Tensor | None
     out_w: Tensor
     out_b: Tensor
@@ -63,7 +63,7 @@ class Weights(NamedTuple):
 
 
 class Program(NamedTuple):
-    """Rows that a program of `rows_forward` serves, and its warps on the way forwards and back."""
+    """Rows per program of `rows_forward`, and warps per program in the forward and in the backward pass."""
 
     rows: int
     warps: int
@@ -71,10 +71,10 @@ class Program(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What the way back of the blocks needs, (L, N, ...)."""
+    """Activations stored for the backward pass of the blocks, (L, N, ...)."""
 
     z: Tensor
-    """Rows of the first norm before scale and bias, and what they were multiplied with; z1: of the second."""
+    """Rows of the first norm before scale and bias; `scale` is the factor that normalised them. z1: of the second."""
     scale: Tensor
     qkv: Tensor
     h: Tensor
@@ -84,25 +84,25 @@ class Kept(NamedTuple):
 
     @classmethod
     def room(cls, x: Tensor, narrow: Tensor, blocks: int, f: int) -> Kept:
-        """For what comes of x (N, D); `narrow`: a tensor of the type in which most is kept."""
+        """Allocate buffers for x (N, D); `narrow` is a tensor of the dtype of most of them."""
         rows, d = x.shape
         z, qkv, h, z1, hidden = (narrow.new_empty(blocks, rows, width) for width in (d, 3 * d, d, d, f))
         scale, scale1 = x.new_empty(2, blocks, rows)
         return cls(z, scale, qkv, h, z1, scale1, hidden)
 
     def block(self, index: int) -> Kept:
-        """(N, ...)"""
+        """Return the activations (N, ...) of one block."""
         return Kept(*(tensor[index] for tensor in self))
 
 
 def fused_blocks(
     blocks: Sequence[Block], x_ND: Tensor, gates: Tensor | None, shape: tuple[int, int], seed: Tensor, peak: Tensor
 ) -> Tensor:
-    """What the blocks make of x (B * T, D). shape: (B, T).
+    """Return the output of all blocks for x (B * T, D). shape: (B, T).
 
     gates: rho and the g of each block, (1 + L, B * T, D), or None. In half precision they come from `fused_gates`,
-    which takes their gradient enlarged.
-    peak: the largest gradient of what the last block gives, written before the way back comes here."""
+    which expects their gradient enlarged.
+    peak: the largest gradient of the last block's output; the backward pass writes it before it reaches the blocks."""
     first = blocks[0].attention
     drop = first.dropout if blocks[0].training else 0.0
     weights = [weight for block in blocks for weight in _weights(block, gated=gates is not None)]
@@ -110,7 +110,7 @@ def fused_blocks(
 
 
 def _weights(block: Block, *, gated: bool) -> Weights:
-    """Without gates those of the plain projections alone."""
+    """Return the weights of a block; without gates, only those of the plain projections."""
     a, (ff1, _, ff2) = block.attention, block.ff
     norm, ff_norm = block.attention_norm, block.ff_norm
     project, u = projections(a.project)
@@ -156,7 +156,7 @@ class FusedBlocks(torch.autograd.Function):
         dgates = None if gates is None else torch.empty_like(gates)
         e2, e1, dhidden, dqkv = (torch.empty_like(like) for like in (kept.z, kept.z, kept.hidden, kept.qkv))
         dx = dx.contiguous()
-        dx1 = dx  # not read where there is no block above
+        dx1 = dx  # not read if there is no block above
         for above in reversed(range(count + 1)):  # from the attention of the block above to that of the one below
             below, here, there = above - 1, min(above, count - 1), max(above - 1, 0)
             up, low = kept.block(here), kept.block(there)
@@ -189,7 +189,7 @@ class FusedBlocks(torch.autograd.Function):
 
 
 def _gradients(parts: tuple[Tensor, ...], sizes: Sequence[tuple[int, int]], of: Sequence[Any]) -> list[Tensor | None]:
-    """Of one block's weights, in their order, from what was added up; `of`: their shapes."""
+    """Return the gradients of one block's weights, in order, from the summed parts; `of`: shapes of the weights."""
     norms, summed, projects = parts
     dff_norm_w, dff_norm_b, dnorm_w, dnorm_b = norms.chunk(4)
     (dw2, db2), (dw1, db1), (dout_w, dout_b) = unpacked(summed, sizes)
@@ -203,8 +203,8 @@ def _launch_rows(
     x: Tensor, layer: int, kept: Kept, gates: Tensor | None, seed: Tensor, weights: list[Weights], laid: Tensor,
     drop: float, precision: str,
 ) -> Tensor:  # fmt: skip
-    """From the attention of the block before `layer` to that of this one, where there are such; what the way back needs
-    goes to `kept`. What the block before gives."""
+    """Compute everything between the attention of the previous block and that of block `layer`, if they exist; store
+    activations for the backward pass in `kept`, and return the output of the previous block."""
     count, (rows, d), f, gated = len(weights), x.shape, weights[0].w1.shape[0], gates is not None
     mix, project = layer > 0, layer < count
     before, here = max(layer - 1, 0), min(layer, count - 1)
@@ -222,32 +222,32 @@ def _launch_rows(
 
 
 def large_products(device: torch.device) -> bool:
-    """Whether the GPU has instructions for large matrix products, which need fewer registers: Hopper and Blackwell for
-    data centres do, older ones and those for workstations do not."""
+    """Whether the GPU has instructions for large matrix products, which need fewer registers. Data centre GPUs of the
+    Hopper and Blackwell generations have them; older and workstation GPUs do not."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 
 def _program(precision: str, device: torch.device) -> Program:
-    """Fewer rows where each product is three, and more warps where instructions for large ones are missing: else there
-    are too few registers."""
+    """Choose the program size by the available registers: fewer rows if each product takes three, and more warps
+    without instructions for large products."""
     return Program(64, 4, 4 if large_products(device) else 8) if precision == "half" else Program(32, 8, 8)
 
 
 def _stages(d: int, precision: str) -> int:
-    """Blocks of weights under way at a time: more than one where they are small enough for shared memory."""
+    """Return how many blocks of weights load at a time: more than one if they are small enough for shared memory."""
     return 2 if precision == "half" and d <= 64 else 1
 
 
 def _squares(gated: bool) -> int:
-    """Matrices of (D, D) in a block: those of projections, with feedback their twins and U, and the output's."""
+    """Return the number of (D, D) matrices in a block: projections, their twins and U if gated, and the output."""
     return 10 if gated else 4
 
 
 def _laid(weights: Sequence[Weights], precision: str) -> Tensor:
-    """All matrices side by side in the type that products take: for each block as they are and then transposed, W, W^u,
-    U with the heads' matrices along the diagonal, the output's, those of the feed-forward network. (L, 2, ...)
+    """Copy all matrices into one buffer (L, 2, ...) in the dtype of the products, for each block as they are and then
+    transposed: W, W^u, U as a block-diagonal matrix of the heads, the output, and the feed-forward network.
 
-    Gradients are multiplied with the transposed ones: products on tensor cores read along what they sum over."""
+    Gradients are multiplied with the transposed matrices: tensor cores read along the axis of the sum."""
     w = weights[0]
     (f, d), squares = w.w1.shape, _squares(w.u is not None)
     total = squares * d * d + 2 * d * f

@@ -1,4 +1,4 @@
-"""What the clock tells at every step on a GPU, to the last bit, in one launch (Triton). Slow twin: `Clock.told`."""
+"""The clock on a GPU: the inputs of all steps, to the last bit, in one launch (Triton). Slow twin: `Clock.told`."""
 
 # pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportInvalidTypeForm=false
 from __future__ import annotations
@@ -24,9 +24,9 @@ def fused_told(
     scale: float,
     none: tuple[int, int],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Observations (B, T, ...), previous actions and previous rewards, of the same types as what is given.
+    """Return observations (B, T, ...), previous actions and previous rewards, with the dtypes of the arguments.
 
-    Actions are ids of int64, rewards numbers of float32; `none` stands for no observation and no action.
+    Actions are int64 ids, rewards are float32; `none` holds the values of a missing observation and a missing action.
     """
     given = [x.contiguous() for x in (obs, action_BT, reward_BT, valid_BT)]
     told = torch.empty_like(given[0]), torch.empty_like(given[1]), torch.empty_like(given[2])
@@ -40,7 +40,7 @@ def fused_told(
     return told
 
 
-@triton.jit(do_not_specialize=range(12))  # all that is no constant: compiled once, whatever the sizes
+@triton.jit(do_not_specialize=range(12))  # all but constants: compiled once for all sizes
 def _told(
     obs_ptr,
     action_ptr,
@@ -58,7 +58,8 @@ def _told(
     NO_ACTION: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The first programs do actions and rewards, a number per step; the others observations, W numbers per step."""
+    """Shift the feedback. The first programs process actions and rewards, one number per step; the others process
+    observations, W numbers per step."""
     program = tl.program_id(0).to(tl.int64)
     of_feedback = tl.cdiv(rows, BLOCK)
     i = tl.arange(0, BLOCK)
@@ -74,7 +75,7 @@ def _told(
     else:
         start = (program - of_feedback) * BLOCK
         n = start + i
-        first = start // W  # of 64 bits; within a program 32 are enough
+        first = start // W  # 64 bits; within a program 32 bits are enough
         row = first + ((start - first * W).to(tl.int32) + i) // W
         valid = tl.load(valid_ptr + row, mask=row < rows, other=False)
         obs = tl.load(obs_ptr + n, mask=valid, other=NO_OBS)

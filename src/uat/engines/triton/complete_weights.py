@@ -1,7 +1,7 @@
-"""The weights of the whole UAT, whatever a variant lacks: zeros stand for what is missing.
+"""The weights of a complete UAT, with zeros for the parts that a variant lacks.
 
-So one kernel serves UAT and its ablations. The full model's weights are its parameters themselves, and gradients flow
-back to the parameters of a variant.
+One kernel then supports UAT and its ablations. For the full model the weights are the parameters themselves; for a
+variant, gradients flow back to its parameters.
 
 Shapes: D width, H heads, E head size, U utility width, J width of an action's embedding.
 """
@@ -20,12 +20,12 @@ from uat.nn.utility import UtilityEncoder, UtilityGates
 
 
 class Feedback(NamedTuple):
-    """What turns feedback into gates; None where actions are no ids and are embedded outside."""
+    """Weights that turn feedback into gates. The table is None if actions are not ids and are embedded outside."""
 
     table_AJ: Tensor | None
     first: Tensor
-    """(hidden, J + 1): the last column meets the reward. Hidden units and U are as many as matrix products take, those
-    beyond the encoder's own zeros."""
+    """(hidden, J + 1): the last column is multiplied with the reward. Hidden units and U are padded with zeros to sizes
+    supported by matrix products."""
     last: Tensor
     """(U, hidden)"""
     token: Tensor
@@ -35,7 +35,7 @@ class Feedback(NamedTuple):
 
 
 def projections(project: UtilityAffine) -> tuple[Tensor, Tensor | None]:
-    """W and W^u as (6D, D), and U as (3, H, E, E); (3D, D) and None where feedback has no way in."""
+    """Return W and W^u (6D, D), and U (3, H, E, E); without feedback, W (3D, D) and None."""
     weight, bias = project.weight, project.bias_3HEE
     if project.modulated == "":
         return weight, None
@@ -66,22 +66,22 @@ def feedback(utility: UtilityGates) -> Feedback:
 
 
 def room(size: int) -> int:
-    """The least block that holds so many entries and that a matrix product takes."""
+    """Return the smallest block size that holds this number of entries and that matrix products support."""
     return max(16, power_of_two(size))
 
 
 def power_of_two(size: int) -> int:
-    """The least power of two that is not smaller."""
+    """Return the smallest power of two that is not below size."""
     return 1 << (size - 1).bit_length()
 
 
 def hidden_units(encoder: UtilityEncoder) -> int:
-    """Hidden units of the encoder as `feedback` gives it."""
+    """Return the number of hidden units of the encoder in the form that `feedback` returns."""
     return encoder.d_hidden if encoder.nonlinear else 2 * cast(nn.Linear, encoder.mlp[0]).out_features
 
 
 def _encoder(encoder: UtilityEncoder) -> tuple[Tensor, Tensor]:
-    """Both layers; a linear encoder is W x = max(W x, 0) - max(-W x, 0)."""
+    """Return both layers of the encoder; a linear encoder is W x = max(W x, 0) - max(-W x, 0)."""
     first = cast(Tensor, encoder.mlp.get_parameter("0.weight"))
     if not encoder.sees_reward:
         first = torch.cat([first[:, :-1], torch.zeros_like(first[:, -1:])], dim=1)
@@ -92,7 +92,7 @@ def _encoder(encoder: UtilityEncoder) -> tuple[Tensor, Tensor]:
 
 
 def _with_zeros(x: Tensor, count: int, *, after: int) -> Tensor:
-    """x with so many rows of zeros put in."""
+    """Insert rows of zeros into x."""
     return torch.cat([x[:after], x.new_zeros(count, *x.shape[1:]), x[after:]])
 
 

@@ -1,4 +1,4 @@
-"""The dark room on a GPU (Triton): all lookups of a step in one launch, or whole episodes inside a policy's kernel.
+"""The dark room on a GPU (Triton): all table lookups of a step in one launch, or whole episodes in a policy's kernel.
 
 The slow twin of both is `DarkRoomSimulator`.
 """
@@ -26,7 +26,7 @@ CUE_CHANCE, COIN_CHANCE = tl.constexpr(rules.CUE_CHANCE), tl.constexpr(rules.COI
 
 
 class Moved(NamedTuple):
-    """Where the agents are after their moves, what that earned, what they see there, what the expert would do."""
+    """Result of a move: new positions, rewards, observations, and the expert's actions."""
 
     position_B: Tensor
     reward_B: Tensor
@@ -43,7 +43,7 @@ def move(
     fires_B: Tensor,
     coin_B: Tensor,
 ) -> Moved:
-    """One step of every world. Columns of a table (goals, cue, coin) may lie any stride apart."""
+    """Compute one step of every world. Columns of a table (goals, cue, coin) may have any stride."""
     streams, cells, width = len(action_B), grid.walls_CO.shape[0], grid.obs_2CGO.shape[-1]
     moved = Moved(
         torch.empty_like(position_B),
@@ -62,11 +62,11 @@ def move(
 @dataclass(frozen=True, slots=True)
 class LabelledWorld(World):
     target_B: Tensor | None = None
-    """The expert's action, which is looked up with the step."""
+    """The expert's action, looked up together with the step."""
 
 
 class FusedDarkRoom(DarkRoomSimulator, FusedRollouts):
-    """A dark room whose step is one launch, and whose episodes a policy's kernel can play."""
+    """A dark room with steps of a single launch, and episodes that a policy's kernel can play."""
 
     def __init__(self, simulator: DarkRoomSimulator) -> None:
         vars(self).update(vars(simulator))
@@ -112,7 +112,7 @@ class FusedDarkRoom(DarkRoomSimulator, FusedRollouts):
         return FusedWorld(_start, _look, _note, _move_on, (*tables, *to_note, *drawn, *sizes), trajectory)
 
     def ends(self, streams: int) -> tuple[Tensor, Tensor]:
-        """Return `terminated` and `valid` (B, T) of whole episodes: always the same, made once, never written."""
+        """Return `terminated` and `valid` (B, T) of whole episodes: constant, created once, never written."""
         if streams not in self._ends:
             valid_BT = torch.ones(streams, self.spec.steps, dtype=torch.bool)
             terminated_BT = torch.zeros_like(valid_BT)
@@ -123,7 +123,7 @@ class FusedDarkRoom(DarkRoomSimulator, FusedRollouts):
 
 @triton.jit
 def _start(stream, live, world, T: tl.constexpr):
-    """Position and goal as one number; positions are written down."""
+    """Return position and goal as one number, and write the position."""
     (_, _, _, _, positions, _, _, _, starts, goals, _, _, cells, _, goal_stride, _) = world
     position = tl.load(starts + stream, mask=live, other=0)
     goal = tl.load(goals + stream * goal_stride, mask=live, other=0)
@@ -133,7 +133,7 @@ def _start(stream, live, world, T: tl.constexpr):
 
 @triton.jit
 def _look(t, spot, stream, live, o, world, T: tl.constexpr, FETCH: tl.constexpr):
-    """What is observed at step t. Known: position and goal, and the expert's action."""
+    """Return the observation at step t, and `known`: position and goal, and the expert's action."""
     (_, _, obs_ptr, expert_ptr, _, _, _, _, _, _, cues, ties, cells, width, _, _) = world
     coin = (tl.load(ties + stream * T + t, mask=live, other=0.0) >= COIN_CHANCE).to(tl.int32)
     fires = (tl.load(cues + stream * (T + 1) + t, mask=live, other=1.0) < CUE_CHANCE).to(tl.int32)
@@ -144,7 +144,7 @@ def _look(t, spot, stream, live, o, world, T: tl.constexpr, FETCH: tl.constexpr)
 
 @triton.jit
 def _note(t, seen, known, stream, live, o, world, T: tl.constexpr, PUT: tl.constexpr):
-    """Writes down what was observed, and the expert's action."""
+    """Write the observation and the expert's action."""
     (_, _, _, _, _, _, to_obs, to_target, _, _, _, _, _, width, _, _) = world
     _, target = known
     at = stream * T + t
@@ -154,7 +154,7 @@ def _note(t, seen, known, stream, live, o, world, T: tl.constexpr, PUT: tl.const
 
 @triton.jit
 def _move_on(t, known, stream, live, action, world, T: tl.constexpr):
-    """What the action of step t earns, and where it leads; both are written down."""
+    """Return and write the reward of the action at step t and the next position."""
     (next_ptr, reward_ptr, _, _, positions, to_reward, _, _, _, goals, _, _, cells, _, goal_stride, goal_step) = world
     spot, _ = known
     at = stream * T + t

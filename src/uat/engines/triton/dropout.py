@@ -1,4 +1,4 @@
-"""Dropout by a hash of (seed, place), forwards and backwards (Triton)."""
+"""Dropout by a hash of (seed, offset), forward and backward (Triton)."""
 
 # pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""From observations to what the first block reads, LN(W o + b + p), forwards and backwards (Triton).
+"""Embedding of observations, LN(W o + b + p), forward and backward (Triton).
 
-The slow twin is `Transformer.embed`; tests hold outputs and gradients equal. Nothing is kept but the observations: the
-way back works everything out again. A program there goes through the same steps of several episodes, so what it adds up
-step by step is the positions' gradient, and that over its steps is the bias's.
+The slow twin is `Transformer.embed`; tests check that outputs and gradients are equal. Only the observations are
+stored: the backward pass recomputes the rest. Each of its programs processes the same steps of several episodes, so its
+sums per step are the gradient of the positions, and their sum over steps is the gradient of the bias.
 
 Shapes: N rows (B episodes of T steps), D width, O width of an observation, P positions.
 """
@@ -36,16 +36,16 @@ from uat.nn.blocks import Transformer
 from uat.nn.encoders import VectorEncoder
 
 ROWS = 32
-"""Rows, or steps of an episode, that a program goes through at a time."""
+"""Rows, or steps of an episode, that a program processes at a time."""
 PROGRAMS = 256
-"""About as many share the way back: two for each multiprocessor of the largest GPUs."""
+"""Approximate number of programs of the backward pass: two per multiprocessor of the largest GPUs."""
 WIDEST, PIECE = 128, 32
-"""Numbers of an observation, at most, and how many a product takes: of more there are too few registers."""
+"""Largest width of an observation, and entries per product: more would need too many registers."""
 
 
 def embeds(backbone: Transformer, batch: Batch) -> bool:
-    """Whether `fused_embed` takes these: vectors, not too wide, whose gradient nobody asks for, each episode from the
-    first position on."""
+    """Whether `fused_embed` supports this batch: vectors that are not too wide and need no gradient, and episodes that
+    start at the first position."""
     encoder = backbone.encoder
     if not isinstance(encoder, VectorEncoder) or batch.start is not None or batch.obs.requires_grad:
         return False
@@ -53,7 +53,7 @@ def embeds(backbone: Transformer, batch: Batch) -> bool:
 
 
 def fused_embed(backbone: Transformer, batch: Batch) -> Tensor:
-    """As `Transformer.embed`, by rows: (N, D)."""
+    """Return the embedding (N, D), like `Transformer.embed`."""
     encoder, norm, steps = cast(VectorEncoder, backbone.encoder), backbone.norm, batch.obs.shape[1]
     places = backbone.positions
     if not steps <= len(places) <= shares(steps, ROWS) * ROWS:  # too short, or longer than programs write
@@ -104,7 +104,7 @@ def _sizes(d: int, wide: int, precision: str) -> dict[str, Any]:
 def _mapped(
     obs_ptr, w_ptr, n, live, d, WIDE: tl.constexpr, PIECE: tl.constexpr, PIECES: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    """W o of rows n."""
+    """Compute W o for rows n."""
     out = tl.zeros((n.shape[0], d.shape[0]), tl.float32)
     for piece in tl.range(0, PIECES):
         i = piece * PIECE + tl.arange(0, PIECE)
@@ -114,7 +114,7 @@ def _mapped(
 
 @triton.jit
 def _piece(obs_ptr, n, live, i, WIDE: tl.constexpr):
-    """Numbers i of the observations of rows n."""
+    """Load entries i of the observations of rows n."""
     return read(obs_ptr + n[:, None] * WIDE + i[None, :], live & (i < WIDE)[None, :])
 
 
@@ -137,8 +137,8 @@ def _embed_backward(
     D: tl.constexpr, WIDE: tl.constexpr, PIECE: tl.constexpr, PIECES: tl.constexpr, ROWS: tl.constexpr,
     TURNS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients over some steps of some episodes, of some columns of W; the first programs have those of b, of scale
-    and shift of the norm, and of the steps' positions."""
+    """Compute gradients of some columns of W over some steps of some episodes. The first programs also compute those of
+    b, of scale and shift of the norm, and of the positions."""
     group, span = tl.program_id(0), tl.program_id(1)
     t, d, i = span * ROWS + tl.arange(0, ROWS), tl.arange(0, D), tl.arange(0, PIECE)
     if PIECES > 1:

@@ -1,4 +1,4 @@
-"""Norms and linear maps before the first block and after the last, with fast gradients of their weights (Triton)."""
+"""Norms and linear maps before the first block and after the last, with gradients of their weights (Triton)."""
 
 # pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 from __future__ import annotations
@@ -21,7 +21,7 @@ SPLITS = 64
 
 
 def fused_norm(norm: nn.LayerNorm, x_ND: Tensor, peak: Tensor | None = None) -> Tensor:
-    """On the way back the largest gradient goes to `peak`."""
+    """Return the LayerNorm of x. The backward pass writes the largest gradient to `peak`."""
     return cast(Tensor, FusedNorm.apply(x_ND, norm.weight, norm.bias, peak))
 
 

@@ -1,8 +1,8 @@
-"""From feedback to all gates forwards and backwards, an episode at a time (Triton).
+"""Gates from feedback, forward and backward, one program per episode (Triton).
 
-The slow twin is `UtilityGates.forward`; tests hold outputs and gradients equal. Nothing is kept but actions and
-rewards: the way back works everything out again. Each program writes its share of the weights' gradients; `added` adds
-them up.
+The slow twin is `UtilityGates.forward`; tests check that outputs and gradients are equal. Only actions and rewards are
+stored: the backward pass recomputes the rest. Each program writes its share of the weights' gradients; `added` sums
+the shares.
 
 Shapes: B episodes, T steps, D width, L layers, U utility width, J width of an action's embedding, A actions.
 """
@@ -36,10 +36,10 @@ def gates_fit(utility: UtilityGates, prev_action_BT: Tensor, longest: int) -> bo
 
 
 def fused_gates(utility: UtilityGates, prev_action_BT: Tensor, prev_reward_BT: Tensor, peak: Tensor) -> Tensor:
-    """As `UtilityGates.forward`, rho and the g of each layer: (1 + L, B * T, D). Where products inside the blocks are
-    of half precision so are they, and their gradient comes `enlarged` as the peak says."""
+    """Return rho and the g of each layer (1 + L, B * T, D), like `UtilityGates.forward`. If products inside the blocks
+    have half precision, so do the gates, and their gradient arrives `enlarged` according to the peak."""
     table, *weights = feedback(utility)
-    if table is None:  # no action is looked at
+    if table is None:  # actions are not used
         table = prev_reward_BT.new_zeros(1, weights[0].shape[1] - 1, dtype=torch.float32)
         prev_action_BT = torch.full_like(prev_action_BT, NO_ACTION)
     layers, decay = utility.num_layers, utility.decay
@@ -83,7 +83,7 @@ def _sizes(steps: int, layers: int, decay: float, precision: str, *weights: Tens
 
 
 def _log2(decay: float) -> float:
-    """For powers by exp2; of nothing, so small that every power is nothing."""
+    """Return the logarithm for powers by exp2; for 0, a number so small that every power is 0."""
     return torch.tensor(decay, dtype=torch.float64).log2().item() if decay > 0 else -1000.0
 
 
@@ -92,7 +92,7 @@ def _utility(
     action_ptr, reward_ptr, table_ptr, w1_ptr, w2_ptr, row, live, J: tl.constexpr, J_ROOM: tl.constexpr,
     HIDDEN: tl.constexpr, U: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The encoder: what was told, its hidden units, and u."""
+    """Compute the utility encoder; return its input, its hidden units, and u."""
     j, hidden, u = tl.arange(0, J_ROOM), tl.arange(0, HIDDEN), tl.arange(0, U)
     action = tl.load(action_ptr + row, mask=live, other=-1)
     known = (action >= 0)[:, None] & (j < J)[None, :]
@@ -105,7 +105,7 @@ def _utility(
 
 @triton.jit
 def _ages(t, DECAY: tl.constexpr, LOG_DECAY: tl.constexpr):
-    """(T, T) what step s weighs in the regime state of step t."""
+    """Return the weight (T, T) of step s in the regime state of step t."""
     age = t[:, None] - t[None, :]
     return tl.where(age >= 0, (1 - DECAY) * exp2(age.to(tl.float32) * LOG_DECAY), 0.0)
 
@@ -139,7 +139,7 @@ def _gates_backward(
     ROOM: tl.constexpr, A_ROOM: tl.constexpr, J_ROOM: tl.constexpr, LOG_DECAY: tl.constexpr, DECAY: tl.constexpr,
     PRECISION: tl.constexpr, TOTAL: tl.constexpr, ENLARGED: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the weights over one episode, in the order in which they are passed."""
+    """Compute gradients of the weights over one episode, in the order of the arguments."""
     t, d, u = tl.arange(0, ROOM), tl.arange(0, D), tl.arange(0, U)
     j, hidden, a = tl.arange(0, J_ROOM), tl.arange(0, HIDDEN), tl.arange(0, A_ROOM)
     row, live = tl.program_id(0) * T + t, t < T

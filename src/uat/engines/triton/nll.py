@@ -1,7 +1,7 @@
-"""How far a policy is from what it should have done, summed over real steps, and the gradient of that (Triton).
+"""Negative log-likelihood of target actions, summed over real steps, and its gradient (Triton).
 
-The slow twin is `masked_sum` of `DiscreteHead.nll`; tests hold sums and gradients equal. Logits, softmax, mask and sum
-are one kernel; the way back works the logits out again and is another.
+The slow twin is `masked_sum` of `DiscreteHead.nll`; tests check that sums and gradients are equal. Logits, softmax,
+mask and sum are one kernel; the backward pass is another, which recomputes the logits.
 
 Shapes: N rows, D width, A actions.
 """
@@ -24,21 +24,21 @@ from uat.engines.triton.step import WIDEST, products
 from uat.nn.heads import DiscreteHead, Head
 
 ROWS = 64
-"""Rows of a program."""
+"""Rows per program."""
 COUNTED = 1 << 24
-"""Most rows whose number float32 holds exactly."""
+"""Largest number of rows that float32 represents exactly."""
 
 
 def fits(head: Head, h_BTD: Tensor) -> bool:
-    """Whether the head is over few actions, and all is of a type and shape that the kernels take."""
+    """Whether the head has few actions, and the kernels support all dtypes and shapes."""
     d, rows, weight = h_BTD.shape[-1], h_BTD[..., 0].numel(), head.linear.weight
     small = len(weight) <= WIDEST and room(d) == d <= WIDEST and 0 < rows <= COUNTED
-    small = small and shares(rows, ROWS) * (weight.numel() + len(weight)) < 1 << 31  # places fit 32 bits
+    small = small and shares(rows, ROWS) * (weight.numel() + len(weight)) < 1 << 31  # offsets fit 32 bits
     return isinstance(head, DiscreteHead) and small and h_BTD.dtype == weight.dtype == torch.float32
 
 
 def fused_nll(head: Head, h_BTD: Tensor, target_BT: Tensor, valid_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """The sum of -log π(target) over real steps, and how many there are."""
+    """Return the sum of -log π(target) over real steps, and their number."""
     h_ND, target_N, valid_N = h_BTD.flatten(0, -2).contiguous(), target_BT.flatten(), valid_BT.flatten()
     found = FusedNll.apply(h_ND, head.linear.weight, head.bias_A, target_N.contiguous(), valid_N.contiguous())
     return cast("tuple[Tensor, Tensor]", found)
@@ -79,13 +79,13 @@ def _log_softmax(
     h_ptr, w_ptr, b_ptr, target_ptr, valid_ptr, N,
     A: tl.constexpr, A_ROOM: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Of this program's rows: h, W, log π, which entry is the target, and which rows count. A target of -1 counts for
-    nothing, and any other that is no action makes the sum no number."""
+    """Return h, W, log π, the mask of targets and the mask of counted rows of this program. A target of -1 is not
+    counted, and any other invalid target makes the sum NaN."""
     n, d, a = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, D), tl.arange(0, A_ROOM)
     inside, target = a < A, read(target_ptr + n, n < N)
     live = read(valid_ptr + n, n < N) != 0
     counts = live & (target != -1)
-    h = read(h_ptr + n[:, None] * D + d[None, :], counts[:, None])  # elsewhere may be anything
+    h = read(h_ptr + n[:, None] * D + d[None, :], counts[:, None])  # other rows may hold anything
     w_AD = tl.load(w_ptr + a[:, None] * D + d[None, :], mask=inside[:, None], other=0.0)
     logits = times_loaded(h, tl.trans(w_AD), PRECISION) + tl.load(b_ptr + a, mask=inside, other=0.0)[None, :]
     logits = tl.where(inside[None, :], logits, -float("inf"))

@@ -14,7 +14,7 @@ BLOCK = 1024
 
 
 def fused_uniform(key: int, ids_B: Tensor, count: int) -> Tensor:
-    """(B, count) float64 in the open interval (0, 1). Ids are of int64 and may lie any stride apart."""
+    """Return (B, count) float64 numbers in the open interval (0, 1). Ids are int64 and may have any stride."""
     out = torch.empty(len(ids_B), count, dtype=torch.float64, device=ids_B.device)
     if out.numel():
         with torch.cuda.device_of(out):  # Triton launches on the current device
@@ -24,7 +24,7 @@ def fused_uniform(key: int, ids_B: Tensor, count: int) -> Tensor:
     return out
 
 
-@triton.jit(do_not_specialize=["ids_ptr", "key", "stride", "count", "N"])  # compiled once, whatever they are
+@triton.jit(do_not_specialize=["ids_ptr", "key", "stride", "count", "N"])  # compiled once for all values
 def _uniform(ids_ptr, out_ptr, key: tl.int64, stride: tl.int64, count: tl.int64, N: tl.int64, BLOCK: tl.constexpr):
     n = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     b = n // count
@@ -37,7 +37,7 @@ def _uniform(ids_ptr, out_ptr, key: tl.int64, stride: tl.int64, count: tl.int64,
 
 @triton.jit
 def _mix(x):
-    """Of unsigned integers: their products wrap around, and shifts bring in zeros."""
+    """Mix the bits of unsigned integers: products wrap around, and shifts insert zeros."""
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB
     return x ^ (x >> 31)

@@ -1,7 +1,7 @@
-"""Gradients of linear maps' weights: a^T b over very many rows, where the result is tiny (Triton).
+"""Gradients of the weights of linear maps: a^T b over very many rows with a tiny result (Triton).
 
-Libraries of matrix products are slow at this shape: few programs walk through all rows. Here the rows are shared out,
-and the shares are added up in a fixed order.
+Matrix product libraries are slow at this shape, since few programs process all rows. Here the rows are divided among
+many programs, and their sums are added in a fixed order.
 """
 
 # pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
@@ -19,35 +19,35 @@ from uat.engines.triton.complete_weights import power_of_two
 from uat.engines.triton.parts import read, shares, times_loaded
 
 MOST = 3
-"""Sums of one launch."""
+"""Most sums per launch."""
 COLUMNS, MOST_ROWS, AT_ONCE = 32, 256, 4096
-"""Least columns that a program adds up, most rows of them that it reads at a time, and how many numbers that is where
-rows are few."""
+"""Fewest columns per program, most rows that a program reads at a time, and numbers that it reads at a time if there
+are few rows."""
 
 
 class Tile(NamedTuple):
-    """How much of a product a program works out: rows that it reads at a time, and a tile of the result."""
+    """Part of a product that a program computes: rows that it reads at a time, and a tile of the result."""
 
     rows: int
     high: int
     wide: int
     thrice: bool
-    """Whether a product is three, for exactness."""
+    """Whether each product takes three, for exactness."""
 
     def warps(self, high: int) -> int:
-        """More where a product is three, or its tile is high: else there are too few registers."""
+        """More warps if each product takes three or the tile is high, since registers are limited."""
         return 4 if self.thrice or high > 32 else 2
 
 
 def tile_of(precision: str) -> Tile:
-    """Low tiles, of few warps, are multiplied by instructions that read both sides in any order. Those for large ones
-    want tf32 along what is summed over, which here is across the rows: turning it cost more than half of the time. In
-    half precision they take either."""
+    """Return the tile size. Small tiles use instructions that read both factors in any layout. Instructions for large
+    tiles need tf32 factors contiguous along the axis of the sum, which here runs across rows: transposing took more
+    than half of the time. In half precision they support both layouts."""
     return Tile(64, 64, 64, thrice=False) if precision == "half" else Tile(32, 32, 64, thrice=precision == "tf32x3")
 
 
 def outer(a_NM: Tensor, b_NK: Tensor, *, splits: int, precision: str) -> tuple[Tensor, Tensor]:
-    """The sums over rows of a ⊗ b, (M, K), and of a, (M,)."""
+    """Return the sums over rows of a ⊗ b, (M, K), and of a, (M,)."""
     (rows, m), k, tile = a_NM.shape, b_NK.shape[1], tile_of(precision)
     splits = min(splits, shares(rows, tile.rows))
     parts = torch.empty(splits, m * k + m, device=a_NM.device)
@@ -61,7 +61,7 @@ def outer(a_NM: Tensor, b_NK: Tensor, *, splits: int, precision: str) -> tuple[T
 
 
 def unpacked(summed: Tensor, sizes: Sequence[tuple[int, int]]) -> list[tuple[Tensor, Tensor]]:
-    """Of products that lie side by side, each (M, K), and beside each the sum of its left side, (M,)."""
+    """Split a buffer into products (M, K), each followed by the sum (M,) of its left factor."""
     found, at = [], 0
     for m, k in sizes:
         found.append((summed[at : at + m * k].view(m, k), summed[at + m * k : at + m * k + m]))
@@ -70,7 +70,7 @@ def unpacked(summed: Tensor, sizes: Sequence[tuple[int, int]]) -> list[tuple[Ten
 
 
 def added(*parts: Tensor) -> list[Tensor]:
-    """The sum over the first axis of each of up to three tensors, in one launch and a fixed order."""
+    """Sum up to three tensors over their first axis, in one launch and in a fixed order."""
     assert len(parts) <= MOST
     widths = [part.shape[1] for part in parts]
     out = parts[0].new_empty(sum(widths))
@@ -103,7 +103,7 @@ def _added(
 
 @triton.jit
 def _add(parts, out_ptr, block, rows, wide, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Some columns of one of them."""
+    """Sum some columns of one of the tensors."""
     column, row = block * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, ROWS)
     there = column < wide
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -135,7 +135,7 @@ def outer_tile(
     M: tl.constexpr, K: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
     TURNS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of a^T b over one share of the rows, and of the sum of a, made `small`."""
+    """Compute one tile of a^T b, and of the sum of a, over one share of the rows, multiplied by `small`."""
     wide: tl.constexpr = (K + WIDE - 1) // WIDE
     m, k = tile // wide * HIGH + tl.arange(0, HIGH), tile % wide * WIDE + tl.arange(0, WIDE)
     product = tl.zeros((HIGH, WIDE), tl.float32)
