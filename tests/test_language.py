@@ -30,6 +30,7 @@ ROOMS = (
     *(f"src/uat/{name}.py" for name in ("config", "recipes", "runs", "manifest", "registry", "numerics")),
     *(f"src/uat/{name}.py" for name in ("cli", "__init__", "__main__")),
     *(f"src/uat/{name}.py" for name in ("terminal", "metrics", "flags", "settings")),
+    "src/uat/engines",
     "src/uat/training",
     "src/uat/serving",
     "tests/training",

@@ -1,8 +1,8 @@
-"""The weights of all layers, copied to where `_step` and `_play` read them in one launch (Triton).
+"""Copy the weights of all layers, in one launch, to the buffers that `_step` and `_play` read (Triton).
 
-Three things are written for each layer: its matrices, in the type that products take; its scales and biases; and what
-makes gates g of u, where that is dealt. Each is gathered from several parameters, as if these lay side by side; an
-order, the same for all layers, says which of their numbers comes next, or that nothing does.
+Three buffers are written for each layer: its matrices, in the dtype of products; its scales and biases; and the weights
+that map u to gates g, if these use the tensor core layout. Each buffer gathers several parameters, as if concatenated;
+an index list, the same for all layers, gives the source of each number, or -1 for a gap.
 
 Shapes: D width, H heads, E head size, F feed-forward, U utility width, L layers.
 """
@@ -28,26 +28,26 @@ from uat.nn.blocks import Block, Transformer
 from uat.nn.utility import UtilityGates
 
 BLOCK = 1024
-"""Numbers that a program copies."""
+"""Numbers per program."""
 MOST_LAYERS = 32
-"""Of one launch: the arguments of a kernel are 4096 bytes at most, and a layer has 14 tensors."""
+"""Most layers per launch: the arguments of a kernel are limited to 4096 bytes, and a layer has 14 tensors."""
 
 
 class Packed(NamedTuple):
-    """Weights as `_step` and `_play` read them: of all layers side by side, and of what makes gates."""
+    """Weights of all layers in the buffers that `_step` and `_play` read."""
 
     matrices: Tensor
-    """In the type that products take, which is that of keys and values as well."""
+    """Matrices, in the dtype of products, which is also the dtype of keys and values."""
     vectors: Tensor
-    """Scales and biases, in float32 however products round; after the last layer's those of the last norm."""
+    """Scales and biases, always in float32; those of the last norm follow the last layer's."""
     feedback: Feedback | None
     dealt: bool
-    """Whether matrices lie as threads take them; those that make gates g of u as well, where they are small."""
+    """Whether matrices have the tensor core layout, and so have the maps from u to gates g if they are small."""
 
 
 @torch.no_grad()
 def fused_pack(backbone: Transformer, utility: UtilityGates | None, *, half: bool, dealt: bool) -> Packed:
-    """The weights as they are now, in half precision or in float32."""
+    """Pack the current weights in half precision or in float32."""
     c, like, told = backbone.config, backbone.positions, None if utility is None else feedback(utility)
     matrices, vectors = _matrices(backbone), _vectors(backbone)
     starts, vector_starts = _starts(matrices[0]), _starts(vectors[0])
@@ -75,7 +75,7 @@ def fused_pack(backbone: Transformer, utility: UtilityGates | None, *, half: boo
 
 
 def _matrices(backbone: Transformer) -> list[tuple[Tensor, ...]]:
-    """Of each layer, in the order in which they lie side by side."""
+    """Return the matrices of each layer, in the order of the buffer."""
     found = []
     for block in cast("list[Block]", list(backbone.blocks)):
         a, (up, _, down) = block.attention, block.ff
@@ -85,7 +85,8 @@ def _matrices(backbone: Transformer) -> list[tuple[Tensor, ...]]:
 
 
 def _vectors(backbone: Transformer) -> list[tuple[Tensor, ...]]:
-    """Of each layer, and of the norm that follows it: the next layer's first, which both write, or the last."""
+    """Return scales and biases of each layer and of the norm after it: the last norm, or the next layer's first norm,
+    which both layers write."""
     blocks = cast("list[Block]", list(backbone.blocks))
     norms, found = [*(block.attention_norm for block in blocks), backbone.last_norm], []
     for block, norm, following in zip(blocks, norms, norms[1:], strict=False):
@@ -96,19 +97,19 @@ def _vectors(backbone: Transformer) -> list[tuple[Tensor, ...]]:
 
 
 def _starts(tensors: Sequence[Tensor]) -> tuple[int, ...]:
-    """Where each begins if they lie side by side, and where the last ends."""
+    """Return the start of each tensor in their concatenation, and the end of the last one."""
     return tuple(accumulate((tensor.numel() for tensor in tensors), initial=0))
 
 
 def _by_kind(layers: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """The first tensor of every layer, then the second of every layer, and so on."""
+    """Return the first tensor of every layer, then the second of every layer, and so on."""
     return tuple(tensor.contiguous() for kind in zip(*layers, strict=True) for tensor in kind)
 
 
 @functools.cache
 def _order(d: int, f: int, heads: int, gated: bool, device: torch.device) -> Tensor:
-    """Of each number of a layer's matrices as they are dealt, its place where they lie side by side; -1: nothing, as it
-    is beside diagonals."""
+    """Return, for each number of a layer's matrices in tensor core layout, its index in their concatenation; -1 for
+    gaps beside block diagonals."""
     square, each = d * d, d // heads
     sizes = [6 * square, 3 * d * each, square, f * d, d * f] if gated else [3 * square, 0, square, f * d, d * f]
     weight, u, out, up, down = torch.arange(1, sum(sizes) + 1, dtype=torch.int32).split(sizes)
@@ -128,7 +129,7 @@ def _copy(
     tensors, order_ptr, to_ptr, block, layer,
     STARTS: tl.constexpr, SIZE: tl.constexpr, L: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A block of what a layer's tensors give in this order; without one, side by side."""
+    """Copy a block of a layer's tensors in this order; without an order, concatenated."""
     i = block * BLOCK + tl.arange(0, BLOCK)
     at = i
     if order_ptr is not None:

@@ -1,8 +1,8 @@
-"""What the Triton kernels share: products, norms, gates.
+"""Shared functions of the Triton kernels: products, norms, loads and stores, dropout.
 
-A matrix W lies in memory as torch keeps it, (out, in). PRECISION says how a product rounds its inputs: "tf32"; "half",
-which keeps as many bits, of numbers neither tiny nor huge; or "tf32x3", which adds what tf32 cut off in two more
-products and so comes out as exact as float32. Sums are float32.
+A matrix W is stored as in torch, (out, in). PRECISION is the rounding of a product's inputs: "tf32"; "half", which
+keeps as many bits except of tiny and huge numbers; or "tf32x3", which adds the bits that tf32 cuts off in two more
+products and is as exact as float32. Sums are float32.
 """
 
 # pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
@@ -13,35 +13,35 @@ import triton.language as tl
 
 
 def shares(size: int, share: int) -> int:
-    """How many shares of so many make up the whole."""
+    """Return the number of shares of a given size that cover the whole (a rounded-up quotient)."""
     return -(-size // share)
 
 
 @triton.jit
 def mixed(x):
-    """Every bit of a 32-bit number depends on every other (the finalizer of MurmurHash3, by Appleby)."""
+    """Mix the bits of a 32-bit number: every result bit depends on all bits (finalizer of MurmurHash3, by Appleby)."""
     x = (x ^ (x >> 16)) * 0x85EBCA6B
     x = (x ^ (x >> 13)) * 0xC2B2AE35
     return x ^ (x >> 16)
 
 
 NATIVE = tl.constexpr(isinstance(mixed, triton.JITFunction))
-"""Whether a GPU's own instructions can be named: Triton's interpreter has none."""
+"""Whether inline GPU instructions can be used; Triton's interpreter does not support them."""
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
 def times_loaded(a, b, PRECISION: tl.constexpr):
-    """a b, both in registers."""
+    """Return a b, both in registers."""
     a, b = rounded(a, PRECISION), rounded(b, PRECISION)
     return tl.dot(a, b, input_precision="tf32" if PRECISION == "half" else PRECISION)
 
 
 @triton.jit
 def rounded(x, PRECISION: tl.constexpr):
-    """x as products take it: under "half" in half precision, what is too large as the largest number there."""
+    """Round x for products: under "half" to half precision, with large numbers clamped to its range."""
     if PRECISION == "half" and x.dtype == tl.float32:
-        if NATIVE:  # two numbers by one instruction
+        if NATIVE:  # one instruction for two numbers
             x = tl.inline_asm_elementwise(
                 "cvt.rn.satfinite.f16x2.f32 $0, $2, $1;", "=r,r,r", [x], dtype=tl.float16, is_pure=True, pack=2
             )
@@ -52,7 +52,7 @@ def rounded(x, PRECISION: tl.constexpr):
 
 @triton.jit
 def rectified(x, PRECISION: tl.constexpr):
-    """The same of max(x, 0)."""
+    """Round max(x, 0) for products."""
     if PRECISION == "half" and NATIVE:
         return tl.inline_asm_elementwise(
             "cvt.rn.relu.satfinite.f16x2.f32 $0, $2, $1;", "=r,r,r", [x], dtype=tl.float16, is_pure=True, pack=2
@@ -62,8 +62,8 @@ def rectified(x, PRECISION: tl.constexpr):
 
 @triton.jit
 def scaled(x, gate, PRECISION: tl.constexpr):
-    """x times a gate, whose size is at most 1, as products take it."""
-    if PRECISION == "half" and NATIVE:  # two at a time, rounded as float32 would be
+    """Return x times a gate of absolute value at most 1, rounded for products."""
+    if PRECISION == "half" and NATIVE:  # two at a time, rounded like float32
         return tl.inline_asm_elementwise(
             "mul.rn.f16x2 $0, $1, $2;", "=r,r,r", [rounded(x, PRECISION), rounded(gate, PRECISION)],
             dtype=tl.float16, is_pure=True, pack=2,
@@ -73,21 +73,21 @@ def scaled(x, gate, PRECISION: tl.constexpr):
 
 @triton.jit
 def read(ptr, mask):
-    """What lies there, nothing where the mask is False: all that the pass reads but its weights. It is the first to
-    leave the GPU's cache: what rollouts of other trainings read in each of their steps may stay."""
+    """Load numbers, or zeros if the mask is False. The training pass uses this load for everything but weights: the
+    GPU's cache evicts such data first, so that data of concurrent rollouts can stay."""
     return tl.load(ptr, mask=mask, other=0.0, eviction_policy="evict_first")
 
 
 @triton.jit
 def write(ptr, x, mask):
-    """The same for what is written."""
+    """Store numbers that are evicted first from the GPU's cache, as in `read`."""
     tl.store(ptr, x, mask=mask, eviction_policy="evict_first")
 
 
 @triton.jit
 def fetched(ptr):
-    """The 32-bit numbers that lie there, read by the threads that need them. A plain load is shared out for the sake of
-    memory, and its numbers go through shared memory to where they are needed."""
+    """Load 32-bit numbers in the threads that need them. A plain load is distributed for coalesced access, and its
+    numbers then pass through shared memory to the threads that need them."""
     tl.static_assert(ptr.dtype.element_ty.primitive_bitwidth == 32)
     if NATIVE:
         return tl.inline_asm_elementwise(
@@ -98,7 +98,7 @@ def fetched(ptr):
 
 @triton.jit
 def fetched_some(ptr, mask):
-    """The same; nothing where the mask is False."""
+    """Load 32-bit numbers like `fetched`, or zeros if the mask is False."""
     tl.static_assert(ptr.dtype.element_ty.primitive_bitwidth == 32)
     if NATIVE:
         return tl.inline_asm_elementwise(
@@ -110,8 +110,8 @@ def fetched_some(ptr, mask):
 
 @triton.jit
 def put(ptr, x, mask):
-    """Half-precision numbers put there by the threads that have them, where a plain store would be shared out as well.
-    Neighbours in a row are two to a register."""
+    """Store half-precision numbers directly from the threads that hold them, without the redistribution of a plain
+    store. Two neighbours in a row share a register."""
     tl.static_assert(ptr.dtype.element_ty.primitive_bitwidth == 16)
     if NATIVE:
         tl.inline_asm_elementwise(
@@ -130,7 +130,7 @@ def put(ptr, x, mask):
 
 @triton.jit
 def put_wide(ptr, x, mask):
-    """The same for 32-bit numbers."""
+    """Store 32-bit numbers directly from the threads that hold them, like `put`."""
     tl.static_assert(ptr.dtype.element_ty.primitive_bitwidth == 32)
     if NATIVE:
         tl.inline_asm_elementwise(
@@ -143,8 +143,8 @@ def put_wide(ptr, x, mask):
 
 @triton.jit
 def late(x):
-    """x, which has been asked for earlier, from here on. Without this the program waits where it asks: what products
-    read is put into shared memory as soon as it is asked for."""
+    """Use x, whose load started earlier, from here on. Without this the program waits at the load: inputs of products
+    are copied into shared memory right after their load."""
     if NATIVE:
         return tl.inline_asm_elementwise(
             "mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=32 // x.dtype.primitive_bitwidth
@@ -154,7 +154,7 @@ def late(x):
 
 @triton.jit
 def exp2(x):
-    """2^x, as exact as Triton's own; what is below 1e-38 is nothing, which spares three instructions of four."""
+    """Return 2^x, as exact as Triton's exp2, but 0 below 1e-38, which saves three instructions of four."""
     if NATIVE:
         return tl.inline_asm_elementwise(
             "ex2.approx.ftz.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
@@ -169,7 +169,7 @@ def exp(x):
 
 @triton.jit
 def inverse(x):
-    """1 / x, to the last bit or two; beyond 8e37 nothing."""
+    """Return 1 / x, accurate to the last bit or two; 0 for x beyond 8e37."""
     if NATIVE:
         return tl.inline_asm_elementwise(
             "rcp.approx.ftz.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
@@ -179,28 +179,28 @@ def inverse(x):
 
 @triton.jit
 def times(x, w_ptr, out, inner, IN: tl.constexpr, PRECISION: tl.constexpr):
-    """x W^T for W of shape (out, IN)."""
+    """Return x W^T for W of shape (out, IN)."""
     return times_loaded(x, tl.load(w_ptr + out[None, :] * IN + inner[:, None]), PRECISION)
 
 
 @triton.jit
 def times_some(x, w_ptr, out, inner, IN: tl.constexpr, PRECISION: tl.constexpr):
-    """The same where IN does not fill its block."""
+    """Return x W^T if IN does not fill its block."""
     w = tl.load(w_ptr + out[None, :] * IN + inner[:, None], mask=(inner < IN)[:, None], other=0.0)
     return times_loaded(x, w, PRECISION)
 
 
 @triton.jit
 def normed(x, gamma, beta, D: tl.constexpr):
-    """LayerNorm of each row."""
+    """Apply LayerNorm to each row."""
     z, _ = standardised(x, D)
     return z * gamma[None, :] + beta[None, :]
 
 
 @triton.jit
 def normed_at_once(x, gamma, beta, D: tl.constexpr, PRECISION: tl.constexpr):
-    """The same where warps share rows: under "half" they wait for each other for one sum, not for the mean and then for
-    the spread. What that loses is below the rounding of products unless a mean is some forty times its spread."""
+    """Apply LayerNorm if warps share rows. Under "half" they synchronise for a single sum rather than for the mean and
+    then for the variance. The error is below the rounding of products unless a mean is some forty deviations."""
     if PRECISION == "half":
         total, squares = tl.reduce((x, x * x), 1, _both_added)
         mean = total * (1 / D)
@@ -218,13 +218,13 @@ def _both_added(a, b, c, d):
 
 @triton.jit
 def norm_rows(x, w_ptr, b_ptr, d, D: tl.constexpr):
-    """The same, with scale and bias where they lie."""
+    """Apply LayerNorm to each row, with pointers to scale and bias."""
     return normed(x, tl.load(w_ptr + d), tl.load(b_ptr + d), D)
 
 
 @triton.jit
 def diagonal(u_ptr, d, E: tl.constexpr):
-    """U (H, E, E) as one matrix (in, out) with the heads' matrices along its diagonal."""
+    """Load U (H, E, E) as one block-diagonal matrix (in, out)."""
     same_head = (d[:, None] // E) == (d[None, :] // E)
     at = (d[None, :] // E) * E * E + (d[None, :] % E) * E + d[:, None] % E
     return tl.load(u_ptr + at, mask=same_head, other=0.0)
@@ -237,7 +237,7 @@ def tanh(x):
 
 @triton.jit
 def standardised(x, D: tl.constexpr):
-    """Each row with mean 0 and variance 1, and what it was multiplied with."""
+    """Standardise each row to mean 0 and variance 1; return it and the factor that scaled it."""
     x = x - (tl.sum(x, 1) * (1 / D))[:, None]
     scale = tl.rsqrt(tl.sum(x * x, 1) * (1 / D) + 1e-5)
     return x * scale[:, None], scale
@@ -245,11 +245,11 @@ def standardised(x, D: tl.constexpr):
 
 @triton.jit
 def norm_backward(dy, z, scale, gamma, parts_ptr, d, D: tl.constexpr):
-    """The gradient of what went into a LayerNorm; those of its scale and bias, over these rows, go to `parts_ptr`.
+    """Return the gradient of a LayerNorm's input; write those of its scale and bias, over these rows, to `parts_ptr`.
 
-    Rows that are not there have dy = 0.
+    Rows outside the data have dy = 0.
     """
-    dgamma, dbeta = tl.reduce((dy * z, dy), 0, _both_added)  # warps wait for each other once
+    dgamma, dbeta = tl.reduce((dy * z, dy), 0, _both_added)  # warps synchronise only once
     tl.store(parts_ptr + d, dgamma)
     tl.store(parts_ptr + D + d, dbeta)
     return through_norm(dy, z, scale, gamma, D)
@@ -257,7 +257,7 @@ def norm_backward(dy, z, scale, gamma, parts_ptr, d, D: tl.constexpr):
 
 @triton.jit
 def through_norm(dy, z, scale, gamma, D: tl.constexpr):
-    """The same without those of scale and bias."""
+    """Return the gradient of a LayerNorm's input."""
     dz = dy * gamma[None, :]
     along = tl.sum(dz * z, 1) * (1 / D)
     return (dz - (tl.sum(dz, 1) * (1 / D))[:, None] - z * along[:, None]) * scale[:, None]
@@ -265,12 +265,12 @@ def through_norm(dy, z, scale, gamma, D: tl.constexpr):
 
 @triton.jit
 def enlarged(peak_ptr, PRECISION: tl.constexpr):
-    """What gradients are multiplied with while they are kept in half precision: the power of two that brings the
-    largest, `peak`, to between 16 and 32. So they may grow by a thousand on their way down, and what is a millionth of
-    the largest still counts. No number where the peak is none: a clamp must not hide it."""
+    """Return the factor on gradients in half precision: the power of two that brings the largest one, `peak`, to
+    between 16 and 32. Gradients may then grow by a thousand in the backward pass, and a millionth of the largest is
+    still represented. NaN if the peak is not finite, so that clamping cannot hide it."""
     if PRECISION == "half":
         peak = tl.load(peak_ptr)
-        exponent = tl.maximum((peak.to(tl.int32, bitcast=True) >> 23) & 255, 27)  # with its offset of 127
+        exponent = tl.maximum((peak.to(tl.int32, bitcast=True) >> 23) & 255, 27)  # biased by 127
         exponent = tl.where(peak > 0, exponent, 131)
         scale = ((254 + 4 - exponent) << 23).to(tl.float32, bitcast=True)
         return tl.where(peak < float("inf"), scale, float("nan"))
@@ -279,17 +279,17 @@ def enlarged(peak_ptr, PRECISION: tl.constexpr):
 
 @triton.jit
 def keys(seed, site):
-    """Two numbers for a seed and a place in the network that drops."""
+    """Return two numbers for a seed and a dropout site in the network."""
     low = mixed(seed.to(tl.uint32) + site.to(tl.uint32) * 0x9E3779B9)
     return low, mixed((seed >> 32).to(tl.uint32) ^ low)
 
 
 @triton.jit
 def dropped(x, seed_ptr, place, site, DROP: tl.constexpr):
-    """x where it is kept, made larger for the rest: the same for the same (seed, place, site).
+    """Apply dropout to x and rescale the rest, as a function of (seed, offset, site).
 
-    Places are put in another order for each (seed, site), times one key and plus another, and mixed once: as good as
-    this needs, and a small part of the work of Philox.
+    Offsets are permuted for each (seed, site), by a multiplication and an addition of keys, and mixed once. This is
+    random enough for dropout and a small part of the work of Philox.
     """
     low, high = keys(tl.load(seed_ptr), site)
     drawn = mixed(place.to(tl.uint32) * (low | 1) + high)
@@ -299,11 +299,11 @@ def dropped(x, seed_ptr, place, site, DROP: tl.constexpr):
 
 @triton.jit
 def kept(seed, row, column, site, DROP: tl.constexpr):
-    """Which entries of a block are not dropped: the same for the same (seed, row, column, site).
+    """Return the mask of entries that are not dropped, as a function of (seed, row, column, site).
 
-    A row and a column have a number each, and an entry their product. So there is one multiplication for an entry where
-    a hash of its own would be a dozen instructions, which was a third of what some kernels did. Each number is well
-    mixed and one of the two odd: all products are as likely, and any two entries all but independent.
+    Rows and columns are hashed, and an entry is the product of both hashes. That is one multiplication per entry; a
+    hash per entry would take a dozen instructions, a third of the work of some kernels. Both hashes are well mixed and
+    one of them is odd, so all products are equally likely and any two entries nearly independent.
     """
     low, high = keys(seed, site)
     by_row = mixed(row.to(tl.uint32) * (low | 1) + high)
@@ -316,7 +316,7 @@ def kept(seed, row, column, site, DROP: tl.constexpr):
 
 @triton.jit
 def thinned(x, seed, row, column, site, DROP: tl.constexpr, scale=1.0):
-    """x times the scale where it is `kept`, made larger for the rest."""
+    """Apply dropout by the mask `kept` to x, with rescaling."""
     x = x * (scale / (1 - DROP))
     if DROP > 0:
         x = tl.where(kept(seed, row, column, site, DROP), x, 0.0)

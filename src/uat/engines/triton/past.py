@@ -1,7 +1,7 @@
-"""Attention of one step over the past of its streams: keys and values that were kept (Triton).
+"""Attention of one step over the cached keys and values of its streams (Triton).
 
-A stream has a row for each of its heads. `transformer_step` in `acting.py` asks for keys while it still projects, and
-looks back once queries are there.
+A stream has a row for each of its heads. `transformer_step` in `acting.py` starts loading keys during the projections,
+and attends once the queries are computed.
 
 Shapes: D width, H heads, E head size, S capacity.
 """
@@ -16,7 +16,7 @@ from uat.engines.triton.parts import exp2, late, put, rounded, times_loaded
 from uat.engines.triton.tensor_core_layout import COLUMNS, dealt_keys, dealt_values
 
 NEVER = tl.constexpr(-1e30)
-"""The logit of a step that is not there."""
+"""The logit of masked steps."""
 
 
 @triton.jit
@@ -24,7 +24,7 @@ def _past(
     ptr, r, s, across, seat, seats, length, most, S,
     H: tl.constexpr, E: tl.constexpr, EVEN: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
-    """Keys (TURNED: (D, S)) or values (S, D) of the steps s of stream r."""
+    """Load keys (D, S) (TURNED) or values (S, D) of the steps s of stream r."""
     there = s < (tl.where(r < seats, most, 0) if EVEN else tl.max(tl.where(seat == r, length, 0), 0))
     at = r * H * S * E + across
     if TURNED:
@@ -40,10 +40,11 @@ def _look(
     H: tl.constexpr, E: tl.constexpr, REAL: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
     STAGES: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A chunk of every stream's past: the highest logit, the sum of weights and the weighted values of each row.
+    """Attend to a chunk of every stream's past: return the maximum logit, the sum of weights and the weighted values of
+    each row.
 
-    Each stream's keys meet the queries of all, and what belongs to its own rows is picked out: a product has as many
-    rows anyway. Logits are to base two."""
+    Each stream's keys are multiplied with the queries of all streams, and its own rows are selected: a product has this
+    number of rows anyway. Logits are to base two."""
     s = begin + tl.arange(0, CHUNK)
     logits = tl.full((ROWS, CHUNK), -float("inf"), tl.float32)
     for r in tl.range(0, REAL, num_stages=STAGES):
@@ -63,7 +64,7 @@ def _look(
 
 @triton.jit
 def _weighed(top_a, total_a, top_b, total_b):
-    """The higher of two logits, and the sum of weights beside it."""
+    """Return the larger of two logits, and the sum of weights relative to it."""
     top = tl.maximum(top_a, top_b)
     return top, total_a * exp2(top_a - top) + total_b * exp2(top_b - top)
 
@@ -80,7 +81,7 @@ def pasts(
     D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, REAL: tl.constexpr, CHUNK: tl.constexpr,
     PAST_DEALT: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Keys or values of every stream, on their way."""
+    """Start loading keys or values of every stream."""
     found = ()
     for r in tl.static_range(REAL):
         if PAST_DEALT and KEYS:
@@ -108,8 +109,8 @@ def _look_at_once(
     D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, REAL: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
     PAST_DEALT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The same for a past of one chunk and few streams, whose keys or values registers hold: they are asked for before
-    any is needed. k, v: this step's own key and value."""
+    """Attend to a past of a single chunk for few streams, whose keys or values fit in registers: all loads start before
+    any is needed. k, v: key and value of this step."""
     s = tl.arange(0, CHUNK)
     if REAL <= 2:
         values = pasts(values_ptr, s, across, seat, seats, length, most, S, D, H, E, REAL, CHUNK, PAST_DEALT, False)
@@ -119,10 +120,10 @@ def _look_at_once(
     logits = times_loaded(q, keys[0], PRECISION)
     for r in tl.static_range(1, REAL):
         logits = tl.where((seat == r)[:, None], times_loaded(q, keys[r], PRECISION), logits)
-    if REAL > 2:  # there are no registers for both
+    if REAL > 2:  # registers cannot hold both
         values = pasts(values_ptr, s, across, seat, seats, length, most, S, D, H, E, REAL, CHUNK, PAST_DEALT, False)
     logits = tl.where(s[None, :] < length[:, None], logits, NEVER)
-    # each thread weighs its own steps; then all agree on the highest logit, and the rest is a factor
+    # each thread computes weights of its own steps; then all use the common maximum, which is one more factor
     columns: tl.constexpr = min(CHUNK, COLUMNS)
     wide: tl.constexpr = CHUNK // columns
     some = tl.reshape(logits, (ROWS, wide, columns // 2, 2))
@@ -154,8 +155,8 @@ def look_back(
     STAGES: tl.constexpr, SINGLE: tl.constexpr, AT_ONCE: tl.constexpr, PAST_DEALT: tl.constexpr, EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What each row's head finds in the past and the present, times the sum of weights; that sum. This step's key and
-    value go to the cache, where they are `mine`. AT_ONCE: `keys` are on their way."""
+    """Attend to the past and this step; return the sum of weights and the unnormalised values of each row's head. Write
+    this step's key and value to the cache, where `mine`. AT_ONCE: whether `keys` are already loading."""
     if PAST_DEALT:
         put(keys_ptr + key_cell, rounded(k, PRECISION), mine)
         put(values_ptr + value_cell, rounded(v, PRECISION), mine)
@@ -167,7 +168,7 @@ def look_back(
             q, k, v, keys, values_ptr, across, seat, seats, length, most,
             S, D, H, E, REAL, ROWS, CHUNK, PAST_DEALT, PRECISION,
         )  # fmt: skip
-    else:  # its own key and value first, then the past
+    else:  # this step's key and value first, then the past
         top, mass, mixed = tl.sum(q * k, 1), tl.full((ROWS,), 1.0, tl.float32), v
         q = rounded(q, PRECISION)
         if SINGLE:

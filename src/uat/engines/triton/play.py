@@ -1,9 +1,9 @@
-"""Whole episodes of every stream in one launch (Triton): policy and world take turns inside it.
+"""Whole episodes of every stream in one launch (Triton), with policy and world in the same kernel.
 
-The slow twin is `rollout`, which launches both at each step; tests hold the episodes equal. A program plays a few
-streams from their first step to their last: nothing is launched in between, and no program waits for another.
+The slow twin is `rollout`, which launches both at each step; tests check that the episodes are equal. A program plays a
+few streams from their first step to their last, without further launches, and no program waits for another.
 
-The world is four functions of its own, which the kernel calls: see `FusedWorld`.
+The kernel calls the four functions of a world: see `FusedWorld`.
 Shapes: B streams, T steps, O entries of an observation, A actions.
 """
 
@@ -46,7 +46,7 @@ from uat.nn.utility import UtilityGates
 from uat.spec import Spec, Vector
 
 PREFERRED_SHARED_MEMORY = 9
-"""CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, of CUDA's driver: the share of it, in percent."""
+"""CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT of CUDA's driver: the share of shared memory, in percent."""
 
 
 def fits(backbone: Transformer, head: Head, spec: Spec) -> bool:
@@ -66,13 +66,13 @@ def fused_play(
     gumbel_BTA: Tensor | None,
     policies: int = 1,
 ) -> Tensor:
-    """The actions (B, T) of one episode in each world; all else the world has written down."""
+    """Play one episode in each world and return its actions (B, T); the world writes the rest of the episode."""
     steps, c, positions = spec.steps, backbone.config, backbone.positions
     backbone.check_range(steps)
     packed, real = pack(backbone, utility), served(streams, c.num_heads, policies)
     past = _room(backbone, packed, streams, steps, real)
     action_BT = torch.empty(streams, steps, dtype=torch.long, device=positions.device)
-    nothing = Step(  # the kernel makes its own: of a step only the widths count here
+    nothing = Step(  # the kernel makes its own steps: only the widths matter here
         obs=positions.new_empty(0, cast(Vector, spec.obs).width),
         prev_action=action_BT[:0, 0],
         prev_reward=positions.new_empty(0),
@@ -94,16 +94,16 @@ def fused_play(
 
 @functools.cache
 def _leave_shared_memory(function: int) -> None:
-    """From its next launch on, a multiprocessor that plays has most of its memory as shared memory, and little as
-    cache. It parts the two when it starts, not while anything runs: optimize steps of others could not run beside a
-    rollout that has parted them for itself, which needs little. A hint: refused, it changes nothing."""
+    """Ask the driver to split a multiprocessor's memory into much shared memory and little cache from the kernel's next
+    launch on. The split changes only while a multiprocessor is idle: a rollout, which needs little shared memory, would
+    otherwise keep optimize steps of other trainings away. The request is a hint; a failure changes nothing."""
     with contextlib.suppress(OSError, AttributeError):
         set_attribute = ctypes.CDLL("libcuda.so.1").cuFuncSetAttribute
         set_attribute(ctypes.c_void_p(function), ctypes.c_int(PREFERRED_SHARED_MEMORY), ctypes.c_int(100))
 
 
 def _room(backbone: Transformer, packed: Packed, streams: int, steps: int, real: int) -> Tensor:
-    """For keys and values, (L, 2, B, H, S, E). Where they are dealt it holds a whole chunk."""
+    """Allocate keys and values (L, 2, B, H, S, E). In tensor core layout, S is padded to a whole chunk."""
     c, whole = backbone.config, at_once(packed, steps, real)
     shape = (c.num_layers, 2, streams, c.num_heads, triton_step.CHUNK if whole else steps, c.d_model // c.num_heads)
     return packed.matrices.new_empty(shape)
@@ -111,7 +111,7 @@ def _room(backbone: Transformer, packed: Packed, streams: int, steps: int, real:
 
 @triton.jit
 def _clear_values(kv_ptr, start, B, KV, D: tl.constexpr, L: tl.constexpr, REAL: tl.constexpr, CHUNK: tl.constexpr):
-    """Zeros where the values of a program's streams will be."""
+    """Clear the memory for the values of a program's streams."""
     at = tl.arange(0, REAL * CHUNK * D)
     own = start + at // (CHUNK * D) < B
     values_ptr = kv_ptr + tl.cast(start, tl.int64) * CHUNK * D + tl.cast(KV, tl.int64)
@@ -137,12 +137,12 @@ def _play(
 ):  # fmt: skip
     row, d, a, o = tl.arange(0, ROWS), tl.arange(0, D), tl.arange(0, A_ROOM), tl.arange(0, WIDTH_ROOM)
     start = tl.program_id(0) * REAL
-    seat = row // H  # a stream has as many rows as heads, all alike
+    seat = row // H  # a stream has one row per head, all identical
     stream = start + seat
     live = (seat < REAL) & (stream < B)
     action, reward = tl.full((ROWS,), -1, tl.int32), tl.zeros((ROWS,), tl.float32)
     ubar = tl.zeros((ROWS, U), tl.float32)
-    # what every step needs is read once, and stays in shared memory, where that has room for it
+    # data that every step needs is read once, and stays in shared memory if it fits
     heard: tl.constexpr = J_ROOM * HIDDEN + HIDDEN * U + U * D if UTILITY else 0
     once: tl.constexpr = WIDTH_ROOM * D + D * A_ROOM + heard <= SMALL
     if once:
@@ -150,11 +150,11 @@ def _play(
         to_score = scoring(head_w, head_b, d, a, A, D)
         if UTILITY:
             of_utility = utility_weights(w1_ptr, w2_ptr, regime_ptr, d, J, J_ROOM, HIDDEN, U)
-    if AT_ONCE:  # some values that are not there yet are read and weigh nothing, so they must be numbers
+    if AT_ONCE:  # some values are read before they are written, with weight 0, so they must be finite
         _clear_values(kv_ptr, start, B, KV, D, L, REAL, CHUNK)
     spot = START(stream, live, world, T)
     for t in tl.range(0, T, num_stages=1):
-        # what takes longest to come is asked for first
+        # the slowest loads start first
         drawn = draw(gumbel_ptr + t * A, gumbel_stride, stream, live[:, None], a, A, SAMPLED)
         said = tl.zeros((ROWS, J_ROOM), tl.float32)
         if UTILITY and IDS:
@@ -183,4 +183,4 @@ def _play(
         tl.store(to_action + stream * T + t, action.to(tl.int64), mask=live & (row % H == 0))
         reward, spot = MOVE(t, known, stream, live, action, world, T)
         reward *= REWARDS
-        tl.debug_barrier()  # keys and values of this step are read by others in the next
+        tl.debug_barrier()  # other threads read keys and values of this step in the next

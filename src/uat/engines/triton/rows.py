@@ -1,12 +1,12 @@
-"""What is done to each row on its own between one attention and the next, forwards and backwards (Triton).
+"""Row-wise operations between one attention and the next, forward and backward (Triton).
 
-Forwards, of the block before (MIX) and of the block after (PROJECT):
+Forward, for the previous block (MIX) and for the next block (PROJECT):
 
   x1 = x + drop(W_o h + b_o); x2 = x1 + drop(W_2 relu(W_1 LN(x1) + b_1) + b_2)
   y = LN(x2); q, k, v = W y + gate ⊙ (W^u y) + U gate
 
-Backwards from the attention of the block above down to that of the block below. `block.py` launches both. Of a
-norm z is kept, its rows before scale and bias, and what they were multiplied with: all that its way back needs.
+Backward, from the attention of the block above down to that of the block below. `block.py` launches both. For each
+norm, z (its rows before scale and bias) and the factor that normalised them are stored for the backward pass.
 
 Shapes: N rows, D width, F feed-forward. Matrices lie side by side: SQUARES of (D, D), then W_1 and W_2.
 """
@@ -72,7 +72,8 @@ def rows_forward(
 
 @triton.jit
 def _normed(x, w_ptr, b_ptr, z_ptr, scale_ptr, live, d, D: tl.constexpr, PRECISION: tl.constexpr):
-    """LayerNorm of each row, as products take it. What its way back needs goes to `z_ptr` and `scale_ptr`."""
+    """Return the LayerNorm of each row, rounded for products. Write data of the backward pass to `z_ptr` and
+    `scale_ptr`."""
     z, scale = standardised(x, D)
     write(z_ptr, rounded(z, PRECISION), live[:, None])
     write(scale_ptr, scale, live)
@@ -95,8 +96,8 @@ def rows_backward(
     large = enlarged(peak_ptr, PRECISION)
     small = 1.0 / large
     if PROJECT:
-        # through the projections, the norm, and what comes along the residual; weights of the next part are under way
-        # while these are used
+        # back through the projections, the norm and the residual stream; weights of the next part load while these
+        # are used
         turned_ptr = project_ptr + total
         dy = tl.zeros((ROWS, D), tl.float32)
         if UTILITY:
@@ -105,7 +106,7 @@ def rows_backward(
                 unit = 1.0
             y = read(z_ptr + here, live).to(tl.float32) * tl.load(norm_w + d)[None, :] + tl.load(norm_b + d)[None, :]
             y = rounded(y, PRECISION)
-            if STAGES == 1:  # where gates cannot be under way while others are used, registers hold both
+            if STAGES == 1:  # if gates cannot load while others are used, registers hold both
                 rho = rounded(read(rho_ptr + here, live), PRECISION)
                 g = rounded(read(g_ptr + here, live), PRECISION)
             dg = tl.zeros((ROWS, D), tl.float32)
@@ -133,7 +134,7 @@ def rows_backward(
     else:
         d2 = read(d2_ptr + here, live)
     if MIX:
-        # e2 and e1 are the gradients of what was added to the residual stream, before it was dropped
+        # e2 and e1 are the gradients of the additions to the residual stream, before dropout
         out_w = mix_ptr + total + (SQUARES - 1) * D * D
         up = out_w + D * D
         e2 = rounded(thinned(d2, seed, n, d, site + 2, DROP, large), PRECISION)
@@ -158,5 +159,5 @@ def rows_backward(
 
 @triton.jit
 def _narrowed(x, HALF: tl.constexpr):
-    """As gradients of gates are kept."""
+    """Round to the dtype in which gradients of gates are stored."""
     return rounded(x, "half") if HALF else x

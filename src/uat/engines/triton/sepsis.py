@@ -23,24 +23,24 @@ CONSTANTS = (
     *("SOFA_WEIGHT", "LACTATE_WEIGHT", "DEATH_CHANCE", "DEATH_SOFA", "DEATH_LACTATE"),
     *("RECOVERY_CHANCE", "RECOVERY_LEVEL"),
 )
-"""Of the world's module, by the same names."""
+"""Constants of the world's module, under the same names."""
 
 
 class Treated(NamedTuple):
-    """Where the patients are after their treatment, what that earned, and what is seen of them then."""
+    """Result of a treatment: the patients' new state, rewards and observations."""
 
     state_B3: Tensor
     repeats_B: Tensor
     ended_B: Tensor
     reward_B: Tensor
     over_B: Tensor
-    """Where this step was the last: the patient died or recovered."""
+    """Whether this step was the last one: the patient died or recovered."""
     obs_BO: Tensor
     clinical_BF: Tensor
 
 
 def treat(simulator: SepsisSimulator, world: World, action_B: Tensor) -> Treated:
-    """One step of every world."""
+    """Compute one step of every world."""
     t, physiology, start_BF = world.t, simulator.physiology, world.start_BF
     (streams, columns), components = start_BF.shape, simulator.moving_3O.shape[1]
     treated = Treated(
@@ -70,11 +70,11 @@ def treat(simulator: SepsisSimulator, world: World, action_B: Tensor) -> Treated
 @dataclass(frozen=True, slots=True)
 class ChartedWorld(World):
     clinical_BF: Tensor | None = None
-    """Clinical columns now, which are worked out with the step."""
+    """The current clinical columns, computed together with the step."""
 
 
 class FusedSepsis(SepsisSimulator):
-    """Sepsis worlds whose step is one launch."""
+    """Sepsis worlds with steps of a single launch."""
 
     def __init__(self, simulator: SepsisSimulator) -> None:
         vars(self).update(vars(simulator))

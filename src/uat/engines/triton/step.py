@@ -1,13 +1,13 @@
-"""One step of every stream in one launch (Triton), from the observation to the chosen action, instead of a hundred.
+"""One step of every stream, from the observation to the chosen action, in one launch instead of a hundred (Triton).
 
-The slow twin is `UtilityGates.step`, `Transformer.step`, `Head.logits` and `choose`; tests hold them equal. A program
-serves a few streams and walks through all layers with everything in registers; matrix products take at least 16 rows,
-so a stream has one for each head, all alike. The weights of the layers are laid side by side when a memory is opened,
-so that a layer is an offset.
+The slow twin is `UtilityGates.step`, `Transformer.step`, `Head.logits` and `choose`; tests check that the results are
+equal. A program processes a few streams through all layers with everything in registers. Matrix products need at least
+16 rows, so a stream has one row per head, all identical. The weights of all layers are packed into one buffer when a
+memory is created, so that a layer is an offset.
 
 Shapes: B streams, D width, H heads, E head size, S capacity, F feed-forward, U utility width, L layers, A actions,
 J width of an action's embedding.
-U is filled up with zeros to a size that matrix products take; UBAR of them are kept.
+U is padded with zeros to a size that matrix products support; UBAR of its entries are stored.
 """
 
 # pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
@@ -46,22 +46,22 @@ from uat.nn.heads import DiscreteHead, Head
 from uat.nn.utility import UtilityGates
 
 ROWS, MOST_ROWS = 16, 32
-"""Least rows of a matrix product on tensor cores, and most that a program has registers for; a stream has a row for
-each of its heads."""
+"""Fewest rows of a matrix product on tensor cores, and most rows that a program has registers for; a stream has a row
+for each of its heads."""
 PROGRAMS = 132
-"""About as many programs as a large GPU has multiprocessors."""
+"""Approximate number of multiprocessors of a large GPU, and of programs to launch."""
 CHUNK, WARPS, STAGES = 64, 4, 3
-"""Cached steps that are read at a time, warps of a program, and blocks of weights under way at a time."""
+"""Cached steps read at a time, warps per program, and blocks of weights loading at a time."""
 MOST_PASTS = 4
-"""Most streams of a program whose keys, then whose values, registers hold."""
+"""Most streams per program whose keys, and then values, fit in registers."""
 HELD = 64 * 128
-"""Most weights of a matrix in half precision that registers hold while they are on their way."""
+"""Largest half-precision matrix, in weights, that is loaded into registers ahead of its use."""
 WIDEST = 128
-"""Most entries of an observation, or actions, that are read inside the kernel; more are read outside."""
+"""Largest width of observations, and most actions, handled inside the kernel; larger ones are handled outside."""
 
 
 def unsupported_reason(backbone: Transformer, utility: UtilityGates | None) -> str | None:
-    """Why this policy cannot take the fused step; None if it can."""
+    """Return why the fused step does not support this policy; None if it does."""
     c = backbone.config
     for name, size, most in (("d_model", c.d_model, 128), ("d_ff", c.d_ff, 256)):  # more does not fit shared memory
         if size & (size - 1) or not 16 <= size <= most:
@@ -86,8 +86,8 @@ def unsupported_reason(backbone: Transformer, utility: UtilityGates | None) -> s
 
 
 def memory_taken(backbone: Transformer, utility: UtilityGates | None) -> int:
-    """Bytes of shared memory that a program takes at most, of the sizes that are supported: what compilers say (a test
-    asks one). Half precision needs little; exact products keep whole blocks of weights there."""
+    """Return the most bytes of shared memory that a program needs, for supported sizes, as compilers report them (a
+    test compares). Half precision needs little; exact products store whole blocks of weights there."""
     d, most = backbone.config.d_model, 96 * 1024
     if rounding() != "half" and d > 32:
         most = 184 * 1024 if d > 64 else most if utility is None else 136 * 1024
@@ -96,7 +96,7 @@ def memory_taken(backbone: Transformer, utility: UtilityGates | None) -> int:
 
 
 def pack(backbone: Transformer, utility: UtilityGates | None) -> Packed:
-    """The weights as they are now: this happens in each rollout."""
+    """Pack the current weights; each rollout calls this."""
     c, half = backbone.config, rounding() == "half"
     dealt = half and c.d_model <= 64 and c.d_model * c.d_ff <= HELD
     return fused_pack(backbone, utility, half=half, dealt=dealt)
@@ -113,9 +113,10 @@ def fused_step(
     ubar_BU: Tensor | None = None,
     gumbel_BA: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Logits (B, A) of this step and, where actions are ids, the choice (B,). Cache and regime state move on in place.
+    """Return the logits (B, A) of this step and, if actions are ids, the choice (B,); update cache and regime state in
+    place.
 
-    With Gumbel noise the choice is a sample of the logits, without it their arg-max.
+    With Gumbel noise the choice is a sample, without it the arg-max of the logits.
     """
     inside = head.linear.out_features <= WIDEST
     heard = {} if utility is None else told(utility, step, ubar_BU, packed)
@@ -127,27 +128,27 @@ def fused_step(
 
 
 def fused_token(backbone: Transformer, x_BD: Tensor, cache: KVCache, packed: Packed, policies: int) -> Tensor:
-    """h (B, D) of one token that is embedded and placed already. The cache moves on in place."""
+    """Return features h (B, D) of one token whose embedding includes its position; update the cache in place."""
     seen = {"obs_ptr": x_BD.float().contiguous(), "ENCODE": "token"}
     return _launch(backbone, cache, packed, policies, seen, {}, None, None, None)[0]
 
 
 def products() -> str:
-    """How matrix products round what goes into them: under bf16 as under tf32 (docs/speed.md says why)."""
+    """Return the input rounding of matrix products: bf16 is treated like tf32 (see docs/speed.md)."""
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
 
 
 def rounding() -> str:
-    """How products inside the layers round. Where tf32 is allowed, to half precision: it keeps as many bits, of numbers
-    from 0.00006 to 65,504, and there are half as many bytes to read in each step."""
+    """Return the input rounding of products inside the layers. If tf32 is allowed, it is half precision, which keeps as
+    many bits of numbers from 0.00006 to 65,504 and halves the bytes to read in each step."""
     return "half" if products() == "tf32" else products()
 
 
 def served(streams: int, heads: int, policies: int) -> int:
-    """Streams that a program serves: as many as give each multiprocessor a program; where that were more rows than a
-    product has at least, two. Where several policies act side by side they share two programs per multiprocessor, and
-    each serves more streams, but no more than leave all products their shapes, and attention its way: sums in another
-    order would let a policy act otherwise here and there than it does alone."""
+    """Return the number of streams per program: one program for each multiprocessor, or two if that needs more rows
+    than the minimum of a product. Several concurrent policies share two programs per multiprocessor, so each program
+    serves more streams, but only as long as the shapes of all products and the path of attention stay the same: sums in
+    another order could change some actions of a policy compared with acting alone."""
     alone = _among(streams, PROGRAMS)
     if alone * heads > ROWS:
         alone = max(1, ROWS // heads, min(_among(streams, 2 * PROGRAMS), MOST_ROWS // heads))
@@ -172,7 +173,7 @@ def _launch(
     step: Step | None,
     gumbel_BA: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """`_step` with what it reads; without a head it gives h. What is not read may be any tensor."""
+    """Launch `_step`; without a head it returns h. Unused arguments may be any tensor."""
     streams, unread = cache.length_B.shape[0], cache.kv_L2BHSE
     real = served(streams, backbone.config.num_heads, policies)
     out = backbone.positions.new_empty(streams, backbone.config.d_model if head is None else head.linear.out_features)
@@ -203,7 +204,7 @@ def arguments(
     real: int,
     gumbel: Tensor | None,
 ) -> dict[str, Any]:
-    """What any kernel that goes through the layers is given; what is not read may be any tensor."""
+    """Return the arguments of kernels that process the layers. Unused ones may be any tensor."""
     c, unread, capacity = backbone.config, past_L2BHSE, past_L2BHSE.shape[-2]
     d, size = c.d_model, c.d_model // c.num_heads
     actions = 1 if head is None else head.linear.out_features
@@ -255,13 +256,13 @@ def arguments(
         "UTILITY": bool(told),
         "SAMPLED": gumbel is not None,
         "PRECISION": "half" if packed.matrices.dtype == torch.float16 else products(),
-        "OUTSIDE": products(),  # numbers outside the layers may be large
+        "OUTSIDE": products(),  # values outside the layers may be large
     }
     return {**pointers, **sizes, "num_warps": WARPS if d <= 64 else 2 * WARPS}
 
 
 def at_once(packed: Packed, capacity: int, real: int) -> bool:
-    """Whether registers hold the keys, then the values, of all steps of a program's streams."""
+    """Whether keys, and then values, of all steps of a program's streams fit in registers."""
     return packed.dealt and capacity <= CHUNK and real <= MOST_PASTS
 
 
@@ -270,7 +271,7 @@ TOLD = ("action_ptr", "reward_ptr", "table_ptr", "w1_ptr", "w2_ptr", "token_ptr"
 
 
 def observed(backbone: Transformer, obs: Tensor) -> dict[str, Any]:
-    """What `_step` reads of the observation: a vector and its map, ids and their table, or what is embedded already."""
+    """Return the observation arguments of `_step`: a vector and its map, ids and their table, or an embedding."""
     encoder = backbone.encoder
     if isinstance(encoder, IdEmbedding):
         return {"obs_ptr": obs.contiguous(), "encode_w": encoder.weight, "ENCODE": "ids"}
@@ -283,7 +284,7 @@ def observed(backbone: Transformer, obs: Tensor) -> dict[str, Any]:
 
 
 def told(utility: UtilityGates, step: Step, ubar_BU: Tensor | None, packed: Packed) -> dict[str, Any]:
-    """What `_step` reads to make gates."""
+    """Return the feedback arguments of `_step`, from which it computes gates."""
     assert ubar_BU is not None
     assert packed.feedback is not None
     table, first, last, token, regime = packed.feedback
@@ -318,7 +319,7 @@ def _step(
 ):  # fmt: skip
     row, d = tl.arange(0, ROWS), tl.arange(0, D)
     start = tl.program_id(0) * REAL
-    seat = row // H  # a stream has as many rows as heads, all alike
+    seat = row // H  # a stream has one row per head, all identical
     stream = start + seat
     live = (seat < REAL) & (stream < B)
     own, alive = live & (row % H == 0), live[:, None]
@@ -360,7 +361,7 @@ def _step(
             said, reward, before, first, weights, w1_ptr, w2_ptr, regime_ptr, d,
             J, J_ROOM, HIDDEN, U, DECAY, small, OUTSIDE,
         )  # fmt: skip
-        tl.debug_barrier()  # all rows of a stream have read it
+        tl.debug_barrier()  # wait until all rows of a stream have read it
         tl.store(ubar_ptr + at, ubar, mask=kept & own[:, None])
 
     x = transformer_step(

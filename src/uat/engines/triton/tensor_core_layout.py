@@ -1,15 +1,15 @@
-"""Matrices that lie in memory as threads take them, dealt like cards (Triton).
+"""Tensor core layout: matrices stored in the order in which threads read them, dealt to threads like cards (Triton).
 
-The right factor of a product on tensor cores is spread over a program's threads in a fixed way: of a block of 8 or 16
-rows, each thread has a few entries of one column. Where a matrix lies in that order, each thread reads its share with
-few wide loads straight into the registers that the product takes: no shared memory, and no wait for other warps.
-Should a compiler spread it otherwise, the numbers come out the same, only later.
+Tensor cores distribute the right factor of a product over a program's threads in a fixed way: of each block of 8 or 16
+rows, a thread has a few entries of one column. If a matrix is stored in that order, each thread reads its share with
+few wide loads straight into the registers of the product, without shared memory or waiting for other warps. If a
+compiler distributes the factor differently, the numbers are the same, but slower.
 
-Weights are read past the multiprocessor's own cache (".cg"): each is read once a step, and all of them would drive out
+Weights bypass the multiprocessor's own cache (".cg"): each weight is read once per step, and together they would evict
 the keys, values and tables that are read again.
 
-Shapes: K rows, N columns. A turn is what one thread reads at once: some groups of one or two neighbouring rows, of one
-column. The four warps of a program take 32 columns at a time, 8 to a warp.
+Shapes: K rows, N columns. A turn is one wide load of a thread: some groups of one or two neighbouring rows, of one
+column. The four warps of a program process 32 columns at a time, 8 per warp.
 """
 
 # pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportAssignmentType=false
@@ -24,9 +24,9 @@ COLUMNS = tl.constexpr(32)
 
 
 def deal(w_NK: Tensor, *, narrow: bool = False, short: bool = False) -> Tensor:
-    """A weight as torch keeps it, (out, in), in the order in which `dealt` reads it once it is of half precision
-    (`narrow`) or as it is; `short`: in which `dealt_diagonal` does."""
-    (n, k), pair = w_NK.shape, 2 if narrow else 1  # neighbouring rows that share a register
+    """Reorder a weight (out, in) for `dealt`, which reads it in half precision (`narrow`) or in its own dtype; `short`:
+    reorder it for `dealt_diagonal`."""
+    (n, k), pair = w_NK.shape, 2 if narrow else 1  # number of neighbouring rows that share a register
     columns = min(n, COLUMNS.value)
     groups = min(k // (4 * pair), 2 if short else 4)
     parts = w_NK.view(n // columns, columns, k // (4 * pair * groups), groups, 4, pair)
@@ -35,7 +35,7 @@ def deal(w_NK: Tensor, *, narrow: bool = False, short: bool = False) -> Tensor:
 
 @triton.jit
 def dealt(ptr, K: tl.constexpr, N: tl.constexpr):
-    """The matrix (K, N) that lies there."""
+    """Load a matrix (K, N) in this layout."""
     pair: tl.constexpr = 32 // ptr.dtype.element_ty.primitive_bitwidth
     groups: tl.constexpr = min(K // (4 * pair), 4)
     turn: tl.constexpr = groups * pair
@@ -45,8 +45,8 @@ def dealt(ptr, K: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def dealt_diagonal(ptr, D: tl.constexpr, E: tl.constexpr):
-    """A matrix (D, D) with blocks of E along its diagonal, dealt in short turns. Beside them there is nothing, which is
-    not read where blocks are of 16 rows, or twice or four times as many."""
+    """Load a block-diagonal matrix (D, D) with blocks of size E, stored in short turns. Zeros beside the blocks are not
+    read if E is 16, 32 or 64."""
     pair: tl.constexpr = 32 // ptr.dtype.element_ty.primitive_bitwidth
     groups: tl.constexpr = min(D // (4 * pair), 2)
     turn: tl.constexpr = groups * pair
@@ -71,7 +71,7 @@ def _gathered(found, K: tl.constexpr, N: tl.constexpr, GROUPS: tl.constexpr, PAI
 
 @triton.jit
 def dealt_keys(ptr, most, D: tl.constexpr, S: tl.constexpr):
-    """Keys (D, S) of the steps before `most`; nothing beyond."""
+    """Load keys (D, S) of the steps before `most`, and zeros beyond."""
     groups: tl.constexpr = min(D // 8, 4)  # as in `key_place`
     columns: tl.constexpr = min(S, COLUMNS)
     who = tl.arange(0, D * S // (2 * groups))
@@ -83,7 +83,7 @@ def dealt_keys(ptr, most, D: tl.constexpr, S: tl.constexpr):
 
 @triton.jit
 def key_place(d, s, D: tl.constexpr, S: tl.constexpr):
-    """Where entry d of the key of step s lies."""
+    """Return the offset of entry d of the key of step s."""
     groups: tl.constexpr = min(D // 8, 4)
     columns: tl.constexpr = min(S, COLUMNS)
     who = ((s // columns * (D // (8 * groups)) + d // (8 * groups)) * columns + s % columns) * 4 + d % 8 // 2
@@ -92,8 +92,8 @@ def key_place(d, s, D: tl.constexpr, S: tl.constexpr):
 
 @triton.jit
 def dealt_values(ptr, most, D: tl.constexpr, S: tl.constexpr):
-    """Values (S, D) of the steps before `most`, and of up to 15 after it what lies there. A turn has entries of the
-    same steps, sixteen of them to a block: blocks that have not begun are not read."""
+    """Load values (S, D) of the steps before `most`, and unspecified numbers of up to 15 steps after it. A turn has
+    entries of the same steps, in blocks of sixteen; blocks after `most` are not read."""
     columns: tl.constexpr = min(D, COLUMNS)
     turn: tl.constexpr = D // columns * 4
     who = tl.arange(0, S * D // turn)
@@ -105,7 +105,7 @@ def dealt_values(ptr, most, D: tl.constexpr, S: tl.constexpr):
 
 @triton.jit
 def value_place(d, s, D: tl.constexpr):
-    """Where entry d of the value of step s lies."""
+    """Return the offset of entry d of the value of step s."""
     columns: tl.constexpr = min(D, COLUMNS)
     who = (s // 16 * columns + d % columns) * 4 + s % 8 // 2
     return who * (D // columns * 4) + d // columns * 4 + s // 8 % 2 * 2 + s % 2

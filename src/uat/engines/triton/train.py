@@ -1,4 +1,4 @@
-"""The pass over whole episodes that training takes: blocks, gates and ends by their kernels (Triton)."""
+"""The fused training pass over whole episodes: kernels of gates, blocks, and the maps around them (Triton)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from uat.nn.utility import UtilityGates
 
 
 def unsupported_reason(backbone: Transformer, steps: int) -> str | None:
-    """Why the pass cannot be fused, beyond what bars the step; None if it can."""
+    """Return why the pass cannot be fused although the step can; None if it can."""
     c = backbone.config
     if c.d_model // c.num_heads < 16:
         return f"it takes heads of at least 16, and d_model / num_heads is {c.d_model // c.num_heads}"
@@ -33,7 +33,7 @@ def unsupported_reason(backbone: Transformer, steps: int) -> str | None:
 
 
 def fused_features(backbone: Transformer, utility: UtilityGates | None, batch: Batch, seed: Tensor) -> Tensor:
-    """h (B, T, D), as the slow twin (`Policy.features`) gives it. seed: decides what is dropped."""
+    """Return h (B, T, D), like the slow twin (`Policy.features`). seed: of dropout."""
     x_ND = _embed(backbone, batch)
     peak = x_ND.new_empty(1)
     gates = None if utility is None else _gates(utility, batch, peak)
@@ -41,7 +41,7 @@ def fused_features(backbone: Transformer, utility: UtilityGates | None, batch: B
 
 
 def fused_attend(backbone: Transformer, x_BTD: Tensor, seed: Tensor) -> Tensor:
-    """h (B, T, D) of tokens that are embedded and placed already, as `Transformer.attend` gives it."""
+    """Return h (B, T, D) of tokens whose embeddings include positions, like `Transformer.attend`."""
     x_ND = x_BTD.float().flatten(0, 1).contiguous()
     return _attend(backbone, x_ND, x_BTD.shape[:2], None, seed, x_ND.new_empty(1))
 
@@ -49,14 +49,14 @@ def fused_attend(backbone: Transformer, x_BTD: Tensor, seed: Tensor) -> Tensor:
 def _attend(
     backbone: Transformer, x_ND: Tensor, shape: torch.Size, gates: Tensor | None, seed: Tensor, peak: Tensor
 ) -> Tensor:
-    """All blocks and the last norm, which on the way back writes the largest gradient to `peak`."""
+    """Apply all blocks and the last norm, whose backward pass writes the largest gradient to `peak`."""
     blocks = [cast(Block, block) for block in backbone.blocks]
     x_ND = fused_blocks(blocks, x_ND, gates, (shape[0], shape[1]), seed, peak)
     return fused_norm(backbone.last_norm, x_ND, peak).view(*shape, -1)
 
 
 def _embed(backbone: Transformer, batch: Batch) -> Tensor:
-    """LN(W^E o + p), by rows."""
+    """Return LN(W^E o + p), by rows."""
     if embeds(backbone, batch):
         return fused_embed(backbone, batch)
     encoder, p = backbone.encoder, backbone.placed(batch.obs.shape[1], batch.start)
@@ -69,7 +69,7 @@ def _embed(backbone: Transformer, batch: Batch) -> Tensor:
 
 
 def _gates(utility: UtilityGates, batch: Batch, peak: Tensor) -> Tensor:
-    """(1 + L, B * T, D)"""
+    """Return rho and the gates of all layers (1 + L, B * T, D)."""
     if gates_fit(utility, batch.prev_action, LONGEST):
         return fused_gates(utility, batch.prev_action, batch.prev_reward, peak)
     gates = utility(batch.prev_action, batch.prev_reward)

@@ -1,12 +1,12 @@
 """Gradients of the weights of all Transformer blocks in one launch (Triton).
 
-Each is a sum over all rows, and tiny. None waits for another, and only the optimizer waits for them: launched together
-once the way back is through all blocks, they fill the device, where those of one block would not. Rows are shared out;
-`added` adds up what the programs found, in a fixed order.
+Each gradient is a tiny sum over all rows. They do not depend on each other, and only the optimizer needs them: launched
+together after the backward pass of all blocks, they fill the device, which those of one block would not. Rows are
+divided among programs; `added` sums the results in a fixed order.
 
-Norms come along. A map W takes y = w z + b, and dout is the gradient of what it gives. With S the sum of dout z^T over
-rows, and s that of dout, the gradient of W is S w + s b^T; that of w is the sum of W S, entry by entry, over outputs;
-and that of b is W^T s. So no kernel on the way back has to add up anything over rows.
+Gradients of norms follow from the same sums. A map W reads y = w z + b, and dout is the gradient of its output. With S
+the sum of dout z^T over rows, and s the sum of dout, the gradient of W is S w + s b^T; that of w is the sum over
+outputs of W S, entry by entry; and that of b is W^T s. So no other backward kernel sums over rows.
 
 Shapes: N rows, D width, H heads, E head size, F feed-forward, L blocks.
 """
@@ -26,19 +26,19 @@ from uat.engines.triton.outer import outer_tile, tile_of
 from uat.engines.triton.parts import enlarged, read, scaled, shares, times_loaded
 
 SPLITS = 11
-"""Programs that share the rows of a tile of a gradient: with three blocks of eight tiles each, two programs for each
-multiprocessor of a large GPU, and none has to wait for another's place."""
+"""Programs that share the rows of a tile of a gradient: with three blocks of eight tiles each, this gives two programs
+per multiprocessor of a large GPU, so that all run at the same time."""
 
 
 class Factors(NamedTuple):
-    """What is multiplied, of all blocks, (L, N, ...): the gradient of what a linear map gave, `enlarged`, and what went
-    into it."""
+    """Factors of the gradients of all blocks, (L, N, ...): the gradient of a linear map's output, `enlarged`, and its
+    input."""
 
     e2: Tensor
     hidden: Tensor
     dhidden: Tensor
     z1: Tensor
-    """What went in, but for the norm's scale and bias; so is z."""
+    """Input of the map before the norm's scale and bias, like z."""
     e1: Tensor
     h: Tensor
     dqkv: Tensor
@@ -63,13 +63,13 @@ def weight_gradients(
     heads: int,
     precision: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Shares of the gradients, to be added up, (shares, L, ...): of norms, (4 D,), the second's first; of W_2, W_1 and
-    W_o, each (M, K), with its bias, (M,), as `unpacked` takes them; and of W, W^u and U.
+    """Return shares (shares, L, ...) of the gradients, to be summed: of norms (4 D,), the second norm first; of W_2,
+    W_1 and W_o, each (M, K) with its bias (M,), in the format of `unpacked`; and of W, W^u and U.
 
-    laid: the matrices as products took them and transposed, (L, 2, ...)."""
+    laid: the matrices in the dtype of products, as they are and transposed, (L, 2, ...)."""
     (layers, rows, d), f, tile = factors.z.shape, factors.hidden.shape[-1], tile_of(precision)
     gated, size = gates is not None, d // heads
-    # of what follows a norm tiles are as low as others are high, and so for the same instructions
+    # tiles after a norm are as low as the others are high, and so use the same instructions
     normed = Normed(wide=min(tile.high, d), up=min(tile.high, f), project=max(min(tile.high, d), size if gated else 0))
     projects, ups = 3 * (d // normed.project) * (d // normed.wide), (f // normed.up) * (d // normed.wide)
     downs, outs = (shares(d, tile.high) * shares(k, tile.wide) for k in (f, d))
@@ -98,7 +98,7 @@ class Normed(NamedTuple):
 
 
 def map_sizes(d: int, f: int) -> list[tuple[int, int]]:
-    """Of W_2, W_1 and W_o."""
+    """Return the shapes of W_2, W_1 and W_o."""
     return [(d, f), (f, d), (d, d)]
 
 
@@ -112,16 +112,16 @@ def _weights(
     TURNS: tl.constexpr, UTILITY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     split, tile, layer = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    before = tl.cast(N, tl.int64) * layer  # rows of the blocks below
+    before = tl.cast(N, tl.int64) * layer  # rows of earlier blocks
     small = 1 / enlarged(peak_ptr, PRECISION)
     at = split * L + layer
     squares: tl.constexpr = 10 if UTILITY else 4
     turned_ptr = laid_ptr + layer * LAID + squares * D * D + 2 * D * F
-    norms_ptr += (split * NORM_SHARES * L + layer) * 4 * D  # of the first of its shares
+    norms_ptr += (split * NORM_SHARES * L + layer) * 4 * D  # pointer to the first of its shares
     each_norm: tl.constexpr = L * 4 * D
     wide: tl.constexpr = D // NORMED_WIDE
     to = maps_ptr + at * (2 * D * F + D * D + F + 2 * D)
-    if tile < PROJECTS:  # these take longest, and come first
+    if tile < PROJECTS:  # the slowest tiles come first
         high: tl.constexpr = D // PROJECT_HIGH
         part, column = tile // (high * wide), tile % wide
         m = tile // wide % high * PROJECT_HIGH + tl.arange(0, PROJECT_HIGH)
@@ -171,7 +171,7 @@ def _weights(
 
 @triton.jit
 def _of(entries, layer):
-    """The entry of this block."""
+    """Select the entry of this block."""
     found = entries[0]
     for i in tl.static_range(1, len(entries)):
         found = tl.where(layer == i, entries[i], found)
@@ -184,11 +184,11 @@ def _after_norm(
     D: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, TURNS: tl.constexpr,
     UTILITY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of the gradients of maps of y = w z + b over one share of the rows: of W and, where there is a gate, of
-    W^u, which lies three squares further, both as (in, out); of U; the sum of dout; and of w and b.
+    """Compute one tile of the gradients of maps of y = w z + b over one share of the rows: of W and, if gated, of W^u,
+    stored three squares later, both as (in, out); of U; the sum of dout; and of w and b.
 
-    What is worked out here is a right factor: a left one would be taken from registers, and then the compiler has the
-    program wait for each instruction of each product."""
+    The computed factor is the right one: a left factor would be read from registers, and the compiler would then make
+    the program wait for each instruction of each product."""
     dw = tl.zeros((WIDE, HIGH), tl.float32)
     dtwin = tl.zeros((WIDE, HIGH), tl.float32)
     du = tl.zeros((HIGH, HIGH), tl.float32)
@@ -208,7 +208,7 @@ def _after_norm(
     w, b = tl.load(norm_w + k)[:, None], tl.load(norm_b + k)[:, None]
     at = k[:, None] * turned_stride + m[None, :]
     matrix = tl.load(turned_ptr + at).to(tl.float32) * small
-    summed = tl.max(total, 1)  # all columns are alike
+    summed = tl.max(total, 1)  # all columns are identical
     dgamma, dbeta = tl.sum(matrix * dw, 1), tl.sum(matrix * summed[None, :], 1)
     dw = (dw * w + summed[None, :] * b) * small
     if UTILITY:
@@ -224,7 +224,7 @@ def _after_norm(
 def _store_norm(
     to, dgamma, dbeta, share, SHARES: tl.constexpr, ALL: tl.constexpr, EACH: tl.constexpr, D: tl.constexpr
 ):  # fmt: skip
-    """One of SHARES shares of the gradients of a norm's scale and bias; the last writes zeros for the rest of ALL."""
+    """Write one of SHARES shares of the gradients of a norm's scale and bias; the last also writes zeros up to ALL."""
     tl.store(to + share * EACH, dgamma)
     tl.store(to + share * EACH + D, dbeta)
     if share == SHARES - 1:
