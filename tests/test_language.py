@@ -35,6 +35,7 @@ ROOMS = (
     "src/uat/serving",
     "tests/training",
     "tests/serving",
+    "tests/contracts",
     "tests/data",
     "tests/domains",
     "tests/evaluation",
