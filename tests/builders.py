@@ -45,8 +45,12 @@ OPEN_SPECS: dict[str, Spec] = {
 
 ALL_SPECS = SPECS | OPEN_SPECS
 
-PAIRS = {(method, spec): METHODS[method].policy.refusal(ALL_SPECS[spec]) for method in METHODS for spec in ALL_SPECS}
-"""Every method with every kind of problem, and why it is none for the method, if so."""
+PAIRS = {
+    (method, spec): METHODS[method].policy.unsupported_reason(ALL_SPECS[spec])
+    for method in METHODS
+    for spec in ALL_SPECS
+}
+"""(method, kind of problem) -> why the method does not support the problem, or None."""
 
 IN_THE_DARK = [name for name, method in METHODS.items() if method.serves("darkroom")]
 """Methods that serve the dark room, where most tests play."""

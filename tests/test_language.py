@@ -36,6 +36,7 @@ ROOMS = (
     "tests/engines",
     "tests/training",
     "tests/serving",
+    "tests/contracts",
     "tests/data",
     "tests/domains",
     "tests/evaluation",

@@ -46,8 +46,8 @@ def check_observations(obs: Array, spec: Spec, shape: tuple[int, ...], valid: Te
     if not isinstance(obs, Mapping) and tuple((row := as_tensor("obs", obs)).shape) == (*shape, *spec.obs.shape):
         obs = spec.obs.unpack(row)
     if not isinstance(obs, Mapping) or obs.keys() != spec.obs.parts.keys():
-        found = f"the parts {', '.join(map(str, obs))}" if isinstance(obs, Mapping) else type(obs).__name__
-        raise ValueError(f"obs: expected a dictionary of the parts {', '.join(spec.obs.names)}, got {found}")
+        got = f"the parts {', '.join(map(str, obs))}" if isinstance(obs, Mapping) else type(obs).__name__
+        raise ValueError(f"obs: expected a dictionary of the parts {', '.join(spec.obs.names)}, got {got}")
     parts = spec.obs.parts
     return spec.obs.pack({n: _check_part(f"obs[{n!r}]", obs[n], parts[n], shape, valid) for n in parts})
 
@@ -61,6 +61,7 @@ def _check_part(
 
 
 def check_rewards(reward: Array, spec: Spec, shape: tuple[int, ...], valid: Tensor | None = None) -> Tensor:
+    """Return checked rewards as float32."""
     return check_numbers("reward", reward, shape, valid, most=most_reward(spec))
 
 
@@ -70,6 +71,7 @@ def most_reward(spec: Spec) -> float:
 
 
 def check_actions(name: str, action: Array, spec: Spec, shape: tuple[int, ...], valid: Tensor | None = None) -> Tensor:
+    """Return checked actions: ids, numbers within the limits of a box, or weights."""
     if isinstance(spec.action, Discrete):
         return check_ids(name, action, shape, spec.action.count, valid)
     if isinstance(spec.action, Box):
@@ -80,6 +82,7 @@ def check_actions(name: str, action: Array, spec: Spec, shape: tuple[int, ...], 
 def check_numbers(
     name: str, values: Array, shape: tuple[int, ...], valid: Tensor | None = None, *, most: float = MOST_NUMBER
 ) -> Tensor:
+    """Return checked numbers as float32; with `valid`, padding is not checked and becomes 0."""
     x = _shaped(name, as_tensor(name, values), shape)
     if valid is not None:
         x = torch.where(valid.view(*valid.shape, *[1] * (x.dim() - valid.dim())), x, torch.zeros_like(x))

@@ -50,15 +50,15 @@ class Memory:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors by name, such as "cache.kv_L2BHSE"; tensors of a list are numbered."""
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for name, value in self._fields():
             if isinstance(value, Memory):
-                found |= {f"{name}.{inner}": x for inner, x in value.tensors().items()}
+                tensors |= {f"{name}.{inner}": x for inner, x in value.tensors().items()}
             elif isinstance(value, Tensor):
-                found[name] = value
+                tensors[name] = value
             elif isinstance(value, list | tuple):
-                found |= {f"{name}.{i}": x for i, x in enumerate(value)}
-        return found
+                tensors |= {f"{name}.{i}": x for i, x in enumerate(value)}
+        return tensors
 
     def _fields(self) -> list[tuple[str, Any]]:
         return [(item.name, getattr(self, item.name)) for item in fields(self)]  # pyright: ignore[reportArgumentType]

@@ -101,12 +101,12 @@ class Named(Checked):
     def unpack(self, row: Tensor) -> dict[str, Tensor]:
         """Return each part in its own shape, with ids as integers again."""
         sizes = [math.prod(self.parts[name].shape) for name in self.names]
-        found = {}
+        parts = {}
         for name, value in zip(self.names, row.split(sizes, dim=-1), strict=True):
             part = self.parts[name]
             value = value.reshape((*row.shape[:-1], *part.shape))
-            found[name] = value.round().long() - 1 if isinstance(part, Items) else value
-        return found
+            parts[name] = value.round().long() - 1 if isinstance(part, Items) else value
+        return parts
 
 
 Observations = Vector | Items | Assets | Named

@@ -1,4 +1,4 @@
-"""The same questions to every domain of the registry."""
+"""Contract tests of every domain of the registry."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def play(simulator: Simulator[Any] | Recording, agent: Agent[Any] | Reader | Non
 
 
 def is_recorded(domain: Domain) -> bool:
-    """Whether no action changes its episodes: nobody plays them, and the expert is a reference like others."""
+    """Whether the domain has recordings, which agents read instead of playing; its expert is a reference."""
     return isinstance(domain.simulator("test", "cpu"), Recording)
 
 
@@ -205,7 +205,7 @@ def test_a_reward_before_its_action_is_refused(domain: Domain) -> None:
 
 
 def test_nothing_that_is_answered_changes_a_recording(domain: Domain) -> None:
-    """And an agent is told what happened, not what it said."""
+    """In a recording an agent sees the recorded actions and rewards, not its own."""
     if not is_recorded(domain):
         return
     asked, unasked = random_play(domain), play(domain.simulator("test", "cpu"))
@@ -259,7 +259,7 @@ def test_measure_gives_every_declared_metric_per_episode(domain: Domain) -> None
 
 def test_padding_changes_no_metric(domain: Domain) -> None:
     """Most of a random player's episode becomes padding, filled from the expert's, with NaN among its rewards."""
-    if is_recorded(domain):  # nobody plays, and all episodes are whole
+    if is_recorded(domain):  # recorded episodes are not played
         return
     kept = domain.spec.steps // 4
     clean, expert = random_play(domain), play(domain.simulator("test", "cpu"))

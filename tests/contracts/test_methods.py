@@ -1,4 +1,4 @@
-"""The same questions to every method of the registry, on random weights and every kind of spec."""
+"""Contract tests of every method of the registry, with random weights and every kind of spec."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def answers(policy: Policy, batch: Batch) -> Mapping[str, Tensor]:
 
 
 def repeated(episodes: Episodes, times: int) -> Episodes:
-    """The same episodes several times over, one copy after the other."""
+    """Return several copies of the episodes, one after the other."""
     return episodes.map(lambda x: x.repeat(times, *[1] * (x.dim() - 1)))
 
 
@@ -134,7 +134,7 @@ def test_every_parameter_learns_at_one_rate(method: str, spec: Spec) -> None:
 
 @every_method
 def test_the_learner_holds_the_same_parameters(method: str) -> None:
-    """Whoever plays and learns in training: what it learns is the policy's, before and after a move."""
+    """The learner of a method trains the weights of the policy, before and after a move to another type."""
     spec = served(method)
     policy, batch = build_random(method, spec).to(torch.float32), random_batch(spec)
     assert type(policy.learner) is METHODS[training_name(method)].policy
@@ -150,7 +150,7 @@ def may_mask(spec: Spec) -> bool:
 
 
 def garbage(spec: Spec, trajectory: Trajectory, field: str, kind: str) -> Tensor:
-    """What padding may hold: nonsense everywhere, and NaN among numbers."""
+    """Return values for padding: random ones everywhere, or NaN in fields of floats."""
     generator, value = torch.Generator().manual_seed(99), getattr(trajectory, field)
     if kind == "nan" and value.is_floating_point():
         return torch.full_like(value, torch.nan)

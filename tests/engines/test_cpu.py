@@ -27,7 +27,7 @@ from uat.threads import cpu_threads
 
 PAPER = {"d_model": 64, "num_heads": 4, "num_layers": 3, "d_ff": 128}
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
-SERVED = [name for name in METHODS if not METHODS[name].policy.refusal(SPECS["vector-discrete"])]
+SERVED = [name for name in METHODS if not METHODS[name].policy.unsupported_reason(SPECS["vector-discrete"])]
 FAST = [name for name in SERVED if plan_session(build_random(name, SPECS["vector-discrete"]), 1).name == "NumPy step"]
 every_method = pytest.mark.parametrize("method", FAST)
 every_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)

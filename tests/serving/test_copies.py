@@ -69,7 +69,7 @@ def test_a_copy_decides_as_the_original(copied: Callable[[Session], Session], pa
 
 @pytest.mark.parametrize("method", [m for m, entry in METHODS.items() if entry.serves("markets") and not entry.changes])
 def test_sessions_of_every_method_are_copied_exactly(method: str) -> None:
-    if METHODS[method].policy.refusal(SPEC) is not None:
+    if METHODS[method].policy.unsupported_reason(SPEC) is not None:
         pytest.skip(f"{method} does not take {SPEC}")
     session = opened(method)
     play(session, range(3))

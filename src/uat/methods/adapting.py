@@ -48,7 +48,7 @@ class Adapting(Policy):
         self._source = (source,)  # in a tuple, so that weights are not registered twice
 
     @classmethod
-    def refusal(cls, spec: Spec) -> str | None:
+    def unsupported_reason(cls, spec: Spec) -> str | None:
         return (
             f"adapts to the entropy of choices among actions, which {spec.action} does not have"
             if isinstance(spec.action, Box)

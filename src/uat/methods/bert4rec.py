@@ -41,7 +41,7 @@ from uat.methods.policy import Policy
 from uat.methods.sasrec import start_small
 from uat.nn.bidirectional import BidirectionalTransformer
 from uat.nn.blocks import BackboneConfig
-from uat.nn.heads import ItemHead, item_refusal
+from uat.nn.heads import ItemHead, unsupported_items
 from uat.noise import uniform
 from uat.settings import Share
 from uat.spec import Spec
@@ -90,10 +90,10 @@ class BERT4Rec(Policy):
         return [self.sampling_seed]
 
     @classmethod
-    def refusal(cls, spec: Spec) -> str | None:
+    def unsupported_reason(cls, spec: Spec) -> str | None:
         if spec.horizon is None:
             return "needs a horizon for its table of positions, not None"
-        return item_refusal(spec)
+        return unsupported_items(spec)
 
     @staticmethod
     def _places(spec: Spec) -> int:

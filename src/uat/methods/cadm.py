@@ -118,7 +118,7 @@ class CaDM(Policy):
     onehot_AA: Tensor
 
     @classmethod
-    def refusal(cls, spec: Spec) -> str | None:
+    def unsupported_reason(cls, spec: Spec) -> str | None:
         if not isinstance(spec.action, Discrete):
             return f"takes ids as actions, not {spec.action}"
         return f"predicts numeric observations, not {spec.obs}" if isinstance(spec.obs, Items | Named) else None

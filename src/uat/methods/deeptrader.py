@@ -46,7 +46,7 @@ from uat.acting import Behaviour
 from uat.contracts import Memory
 from uat.episode import Batch, Losses, Step, masked_sum
 from uat.methods.policy import Phase, Policy
-from uat.methods.portfolio import FAR, masked, refusal, relatives, tradable
+from uat.methods.portfolio import FAR, masked, relatives, tradable, unsupported_portfolio
 from uat.nn.recurrent import LSTM, AdditiveAttention, LSTMState
 from uat.settings import Decay, Layers, Width, check_fields
 from uat.spec import Assets, Spec
@@ -132,8 +132,8 @@ class DeepTrader(Policy):
         self.caution = nn.Linear(2 * c.d_market, 1)
 
     @classmethod
-    def refusal(cls, spec: Spec) -> str | None:
-        return refusal(spec)
+    def unsupported_reason(cls, spec: Spec) -> str | None:
+        return unsupported_portfolio(spec)
 
     # ------------------------------------------------------------ all steps at once
 

@@ -105,7 +105,7 @@ class IQL(Vanilla):
         self.target = TargetQ(self.backbone, self.critic)
 
     @classmethod
-    def refusal(cls, spec: Spec) -> str | None:
+    def unsupported_reason(cls, spec: Spec) -> str | None:
         return None if isinstance(spec.action, Discrete) else f"takes ids as actions, not {spec.action}"
 
     def phases(self) -> tuple[Phase, ...]:

@@ -66,12 +66,12 @@ class Policy(nn.Module, Agent[Any]):
         checked(spec, Spec, "spec")
         if (kind := config_type(type(self))) is not None:
             checked(config, kind, "config")
-        if reason := self.refusal(spec):
+        if reason := self.unsupported_reason(spec):
             raise ValueError(f"{type(self).__name__} {reason}")
         self.spec, self.config = spec, config
 
     @classmethod
-    def refusal(cls, spec: Spec) -> str | None:
+    def unsupported_reason(cls, spec: Spec) -> str | None:
         """Return why the method does not support a problem of this shape, naming the shape; None: it supports it."""
         return None
 

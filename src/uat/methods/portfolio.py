@@ -17,7 +17,7 @@ FAR = 1e4
 """A score below all others, for assets that may not be held. It is finite, for steps without any allowed asset."""
 
 
-def refusal(spec: Spec) -> str | None:
+def unsupported_portfolio(spec: Spec) -> str | None:
     """Return why a problem is not one of weights over cash and assets with price relatives; None: it is one."""
     if not isinstance(spec.obs, Assets) or not isinstance(spec.action, Weights):
         return f"allocates over assets: observations are {spec.obs}, actions {spec.action}"

@@ -35,7 +35,7 @@ from uat.acting import Behaviour
 from uat.contracts import Memory
 from uat.episode import Batch, Losses, Step, masked_sum
 from uat.methods.policy import Phase, Policy
-from uat.methods.portfolio import RELATIVE, masked, refusal, relatives, tradable
+from uat.methods.portfolio import RELATIVE, masked, relatives, tradable, unsupported_portfolio
 from uat.nn.recurrent import LSTM, LSTMState
 from uat.settings import MOST_STEPS, Between, Inner, Width, check_fields
 from uat.spec import Assets, Spec
@@ -85,8 +85,8 @@ class SARL(Policy):
         self.cash = nn.Parameter(torch.zeros(1))
 
     @classmethod
-    def refusal(cls, spec: Spec) -> str | None:
-        return refusal(spec)
+    def unsupported_reason(cls, spec: Spec) -> str | None:
+        return unsupported_portfolio(spec)
 
     # ------------------------------------------------------------ movement
 

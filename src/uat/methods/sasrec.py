@@ -30,7 +30,7 @@ from uat.episode import Batch, Losses, Step, masked_sum
 from uat.methods.policy import Policy
 from uat.nn.blocks import Trace, Transformer, TransformerConfig
 from uat.nn.cache import KVCache
-from uat.nn.heads import ItemHead, item_refusal
+from uat.nn.heads import ItemHead, unsupported_items
 from uat.noise import integers
 from uat.settings import MOST_COUNT, Between
 from uat.spec import Spec
@@ -63,8 +63,8 @@ class SASRec(Policy):
         return [self.sampling_seed]
 
     @classmethod
-    def refusal(cls, spec: Spec) -> str | None:
-        return item_refusal(spec)
+    def unsupported_reason(cls, spec: Spec) -> str | None:
+        return unsupported_items(spec)
 
     def embed(self, ids: Tensor) -> Tensor:
         return self.head.embed(ids) * self.config.d_model**0.5

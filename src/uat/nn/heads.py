@@ -125,7 +125,7 @@ def build_head(spec: Spec, d_model: int) -> Head:
     return kind(d_model, spec.action.count)
 
 
-def item_refusal(spec: Spec) -> str | None:
+def unsupported_items(spec: Spec) -> str | None:
     """Return why a method that recommends observed items does not support this problem; None: it does."""
     if isinstance(spec.obs, Items) and isinstance(spec.action, Discrete) and spec.obs.count == spec.action.count:
         return None

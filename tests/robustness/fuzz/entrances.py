@@ -78,7 +78,7 @@ class Entrances:
 
     def opened(self, random: Random) -> tuple[uat.Session, str]:
         method = random.choice(["uat", "uat", "vanilla", *METHODS])
-        specs = [name for name, spec in SPECS.items() if uat.METHODS[method].policy.refusal(spec) is None]
+        specs = [name for name, spec in SPECS.items() if uat.METHODS[method].policy.unsupported_reason(spec) is None]
         name = random.choice(specs)
         path = random.choice(["auto", "cached"])
         return uat.Session(self.policy(method, name), streams=3, capacity=7, path=path), f"{method} {name} {path}"  # pyright: ignore[reportArgumentType]

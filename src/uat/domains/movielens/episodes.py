@@ -165,8 +165,8 @@ class Episodes(Recording):
             place = ranks(answers.every(episodes), wanted_RI)
             parts.append({p + name: x for p, r in self.rankings.items() for name, x in r.expected(place).items()})
         values = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        one = drawn(answers.among(torch.cat([target_B1, noise["negatives"]], dim=1)))
-        values |= {f"drawn_{name}": value_B for name, value_B in one.items()}
+        single_draw = drawn(answers.among(torch.cat([target_B1, noise["negatives"]], dim=1)))
+        values |= {f"drawn_{name}": value_B for name, value_B in single_draw.items()}
         return replace(trajectory, facts={**trajectory.facts, **values})
 
 

@@ -43,7 +43,7 @@ class Kinetics:
 
 def kinetics(trajectories: Iterable[Trajectory]) -> Kinetics:
     """Return the kinetics over all shifts of these episodes; only offsets in the two segments at a shift count."""
-    right_XN = torch.cat([around_shifts(one) for one in trajectories])
+    right_XN = torch.cat([around_shifts(trajectory) for trajectory in trajectories])
     mean_N, count_N = right_XN.nanmean(0), (~right_XN.isnan()).sum(0)
     before, after = mean_N[:BEFORE].nanmean().item(), mean_N[BEFORE + 1 :].nanmean().item()
     back = [n for n, value in enumerate(mean_N[BEFORE:].tolist()) if value >= RECOVERED * before]
@@ -60,11 +60,11 @@ def kinetics(trajectories: Iterable[Trajectory]) -> Kinetics:
     )
 
 
-def around_shifts(one: Trajectory) -> Tensor:
+def around_shifts(trajectory: Trajectory) -> Tensor:
     """(X, N) whether the decision was right at each offset from each shift; NaN where the offset is outside the two
     segments at the shift, or the episode is over."""
-    regime_BT, valid_BT = one.facts["regime"], one.valid
-    right_BT = (one.action == one.required_target).double()
+    regime_BT, valid_BT = trajectory.facts["regime"], trajectory.valid
+    right_BT = (trajectory.action == trajectory.required_target).double()
     since_BT = since_shift(regime_BT)
     until_BT = -1 - since_shift(regime_BT.flip(1)).flip(1)  # -1 on the last step of a segment
     t_T = torch.arange(regime_BT.shape[1], device=regime_BT.device)
