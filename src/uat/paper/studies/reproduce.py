@@ -121,11 +121,11 @@ def is_done(cell: Cell, results: Results, existing: Measured) -> bool:
 
 
 def references(cells: Sequence[Cell], existing: Measured) -> list[Reference]:
-    """One job for each task whose references have no rows yet."""
+    """One job for each task and kind of feedback whose references have no rows yet."""
     missing: dict[str, Reference] = {}
     for cell in cells:
         task, c = Reference(cell=cell), cell.config
-        if task.key not in missing and (c.domain_name, cell.task, c.build_true_domain().setting, "") not in existing:
+        if task.key not in missing and (c.domain_name, cell.task, c.build_domain().setting, "") not in existing:
             missing[task.key] = task
     return list(missing.values())
 

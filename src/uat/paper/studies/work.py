@@ -37,13 +37,13 @@ class Reference:
 
     @property
     def key(self) -> str:
-        """A key that is equal for cells with the same worlds."""
+        """A key that is equal for cells with the same worlds and the same feedback."""
         c = self.cell.config
-        return json.dumps([c.domain_name, to_json(c.domain), c.evaluation.episodes], sort_keys=True)
+        return json.dumps([c.domain_name, to_json(c.domain), c.evaluation.episodes, c.feedback.setting], sort_keys=True)
 
     def folder(self, runs: Path) -> Path:
         c = self.cell.config
-        changed = c.build_true_domain().setting
+        changed = c.build_domain().setting
         name = f"{c.domain_name}-{self.cell.task}-references{'' if changed == 'default' else f'-{changed}'}"
         return runs / safe_name(name, most=240)
 
@@ -122,7 +122,7 @@ def scores_of(cell: Cell, runs: Path) -> list[dict[str, Any]] | None:
 
 def reference_rows(task: Reference, runs: Path, device: torch.device) -> list[dict[str, Any]]:
     config: RunConfig = task.cell.config
-    domain, run = config.build_true_domain(), Run(task.folder(runs), config)
+    domain, run = config.build_domain(), Run(task.folder(runs), config)
     count = domain.episode_count("test", config.evaluation.episodes)
     with precision(config.train.precision):
         values = reference_episodes(run, count, device)
