@@ -154,6 +154,16 @@ PAIRS: Columns = {
     "n": COUNT,
     "seeds": _list_of(WHOLE),
 }
+CURVES: Columns = {
+    **PLACE,
+    "run": TEXT,
+    "method": ENTRY,
+    "seed": WHOLE,
+    "metric": TEXT,
+    "epochs": _list_of(COUNT),
+    "values": _list_of(NUMBER),
+}
+"""A metric of one run on validation episodes after so many epochs."""
 EFFICIENCY: Columns = {
     "method": ENTRY,
     "domain": ENTRY,

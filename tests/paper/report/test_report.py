@@ -19,11 +19,11 @@ from uat.data.markets import prepared
 from uat.data.markets.synthetic import Size, generate
 from uat.metrics import Metric, Score
 from uat.paper.report.__main__ import main as plain_main
-from uat.paper.report.figures import draw_gate, reach
+from uat.paper.report.figures import MissingError, draw_curves, draw_gate, reach
 from uat.paper.report.rows import Number, Rows, chosen_data, of_data, of_one_device, split_data
 from uat.paper.report.score_tables import metrics_of, pairs_table, rivals_table, score_table, signed
 from uat.paper.report.study_tables import (
-    boundary_table,
+    boundary_tables,
     efficiency_table,
     gate_table,
     kinetics_table,
@@ -107,12 +107,37 @@ def test_rows_of_other_settings_stay_out_of_the_main_table_and_stand_in_their_ow
     rows = rows_of(*TWO_SEEDS, noisy, score("vanilla", 0.2, setting="feedback.noise=2.0"))
     table = score_table(rows, "darkroom", ACCURACY, ["uat"], name="x", title="X")
     assert table.rows[0][1] == Entry("0.850 ± 0.071", 0)
-    boundary = boundary_table(rows, "darkroom")
-    assert boundary is not None
+    [boundary, *_] = boundary_tables(rows, "darkroom")
     assert [row[:4] for row in boundary.rows] == [
         ["clean", "0.850 ± 0.071", "0.400 ± 0.141", "+0.450"],
         ["σ = 2", "0.100", "0.200", "−0.100"],
     ]
+
+
+NOISY = {"setting": "feedback.noise=1.0"}
+
+
+def test_each_kind_of_feedback_stands_beside_its_own_filter() -> None:
+    noisy = [score(name, x, **NOISY) for name, x in (("uat", 0.6), ("adt", 0.5), ("vanilla", 0.4), ("ceiling", 0.8))]
+    scores, shares = boundary_tables(rows_of(*TWO_SEEDS, *noisy), "darkroom")
+    assert scores.head == ["feedback", "uat", "adt", "vanilla", "difference", "published difference", "Bayes filter"]
+    assert [row[-1] for row in scores.rows] == ["0.900", "0.800"]
+    assert scores.rows[1][1:5] == ["0.600", "0.500", "0.400", "+0.200"]
+    assert shares.head == ["feedback", "uat", "adt"]
+    assert shares.rows == [["clean", "90.0%", ""], ["σ = 1", "50.0%", "25.0%"]]
+
+
+def test_learning_curves_are_drawn_from_rows() -> None:
+    pytest.importorskip("matplotlib")
+    about = {"domain": "darkroom", "task": "gradual", "method": "uat", "metric": "accuracy", "run": "a", **NOISY}
+    curves = [{**about, "seed": seed, "epochs": [10, 20], "values": [0.2, 0.5 + seed / 10]} for seed in (0, 1)]
+    rows = rows_of(score("uat", 0.6, **NOISY), score("ceiling", 0.8, **NOISY), curves=curves)
+    [axis] = draw_curves(rows).axes
+    assert [line.get_ydata().tolist() for line in axis.lines[:2]] == [[0.2, 0.5], [0.2, 0.6]]
+    assert axis.lines[0].get_xdata().tolist() == [10, 20]
+    assert axis.get_legend_handles_labels()[1] == ["uat", "Bayes filter, test episodes"]
+    with pytest.raises(MissingError):
+        draw_curves(rows_of(*TWO_SEEDS))
 
 
 def test_sensitivity_takes_the_default_from_the_recipes_rows() -> None:

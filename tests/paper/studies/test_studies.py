@@ -27,8 +27,9 @@ from uat.paper.studies import STUDIES, Reproduce, efficiency, executors, reprodu
 from uat.paper.studies.__main__ import main as plain_main
 from uat.paper.studies.cells import Filter, jobs
 from uat.paper.studies.files import Results, read
+from uat.paper.studies.grids import BOUNDARY
 from uat.paper.studies.probes import read_trace
-from uat.paper.studies.reproduce import cells_of, evaluations, pairs, references
+from uat.paper.studies.reproduce import cells_of, evaluations, measured, pairs, references
 from uat.paper.studies.work import Note
 from uat.rows import EFFICIENCY, SCORES
 from uat.runs import Run
@@ -250,11 +251,41 @@ def test_a_failure_is_retried_immediately_with_the_flag(tmp_path: Path, monkeypa
     assert (summing.failed, summing.trained, len(attempts)) == ({}, 1, 2)
 
 
-def test_references_are_played_once_for_each_task(tmp_path: Path) -> None:
+def test_references_are_played_once_for_each_task_and_each_kind_of_feedback(tmp_path: Path) -> None:
     options = tiny(tmp_path, study="all", tasks=("cyclic", "gradual"), methods=("uat",))
     cells = cells_of(options)
-    assert len(cells) > 4
-    assert len(references(cells, set())) == 2
+    channels = {cell.config.feedback for cell in cells if not cell.config.feedback.is_true}
+    assert len(channels) == 8
+    assert len(cells) > 2 + len(channels)
+    assert len(references(cells, set())) == 2 + len(channels)
+
+
+def test_each_kind_of_feedback_has_a_ceiling_and_runs_have_learning_curves(tmp_path: Path) -> None:
+    """The filter's rows name the channel, and nothing is done twice."""
+    options = tiny(tmp_path, study="boundary", tasks=("gradual",), methods=("uat",))
+    assert reproduce(options).failed == {}
+    rows = [row for row in scores(tmp_path) if row["metric"] == "accuracy"]
+    channels = {cell.config.build_domain().setting for cell in cells_of(options)}
+    assert len(channels) == 9
+    assert {row["setting"] for row in rows if row["method"] == "ceiling"} == channels
+    intervals = Results(tmp_path).read("intervals")
+    assert {row["setting"] for row in intervals if row["method"] == "ceiling"} == channels
+    assert references(cells_of(options), measured(options.results)) == []
+    curves = Results(tmp_path).read("curves")
+    assert {row["run"] for row in curves} == {row["run"] for row in rows if row["run"]}
+    for row in curves:
+        assert row["epochs"] == [1, 2]
+        assert row["metric"] == "accuracy"
+        assert all(0 <= value <= 1 for value in row["values"])
+    before = Results(tmp_path).file("curves", "darkroom").read_bytes()
+    assert reproduce(options).trained == 0
+    assert Results(tmp_path).file("curves", "darkroom").read_bytes() == before
+
+
+def test_methods_of_the_boundary_study_that_are_not_registered_are_left_out() -> None:
+    cells = STUDIES["boundary"].cells("paper", [0])
+    found = {cell.config.method_name for cell in cells if cell.config.feedback.noise == 1.0}
+    assert found == {name for name in BOUNDARY if name in METHODS} >= {"uat", "adt", "vanilla"}
 
 
 def test_progress_is_reported_for_the_study_and_for_each_worker(tmp_path: Path, capsys: Captured) -> None:

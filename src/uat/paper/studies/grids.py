@@ -49,6 +49,9 @@ def among(*names: str) -> Callable[[str], bool]:
 
 PAIR = among("vanilla", "uat")
 """UAT, and the same model without feedback."""
+BOUNDARY = ("uat", "uat-late", "uat-plus", "adt", "adt-prev", "dt-actions", "vanilla")
+"""Methods that are trained with corrupted feedback, in the order of the tables; a name that the registry does not have
+is left out."""
 
 REWARDS: dict[str, dict[str, object]] = {
     "clean": {},
@@ -88,15 +91,15 @@ STUDIES: dict[str, Study] = {
         anywhere=of_family("uat"),
     ),
     "boundary": Study(
-        summary="UAT and Vanilla trained with feedback that is noisy, late, false or absent",
+        summary="methods trained with feedback that is noisy, late, false or absent, and filters that know how",
         sweeps=(
             *(
-                Sweep(domain="darkroom", tasks=("gradual",), methods=PAIR, settings=settings, label=label)
+                Sweep(domain="darkroom", tasks=("gradual",), methods=among(*BOUNDARY), settings=settings, label=label)
                 for label, settings in REWARDS.items()
             ),
             Sweep(domain="darkroom", tasks=("gradual",), methods=among("uat-no-reward")),
             *(
-                Sweep(domain="movielens", methods=PAIR, settings=settings, label=label)
+                Sweep(domain="movielens", methods=among(*BOUNDARY), settings=settings, label=label)
                 for label, settings in (DELAYS | WRONG).items()
             ),
         ),

@@ -16,17 +16,17 @@ from uat.evaluation.scores import Evaluation, by_method, read_evaluation
 from uat.evaluation.statistics import Pair, holm, paired
 from uat.files import FileError
 from uat.lock import locked
-from uat.methods import METHODS
+from uat.methods import METHODS, training_name
 from uat.paper.studies import efficiency
 from uat.paper.studies.cells import Cell, jobs, merged
 from uat.paper.studies.estimate import grid_seconds, in_words, seconds
 from uat.paper.studies.executors import Executor, InProcess, Pool, Ray
-from uat.paper.studies.files import PAIR_KEY, SCORE_KEY, SUMMARY_KEY, TIMING_KEY, Results, flaw_of_run, merge
+from uat.paper.studies.files import CURVE_KEY, PAIR_KEY, SCORE_KEY, SUMMARY_KEY, TIMING_KEY, Results, flaw_of_run, merge
 from uat.paper.studies.grids import STUDIES, TIMED, chosen_studies
 from uat.paper.studies.options import Reproduce
 from uat.paper.studies.probes import read_trace, run_probe
 from uat.paper.studies.work import Reference, Task, keep_failure, scores_of
-from uat.rows import EFFICIENCY
+from uat.rows import EFFICIENCY, NUMBER, check_row
 from uat.runs import Run
 from uat.tensor_files import read_tensors
 from uat.terminal import say
@@ -214,7 +214,7 @@ def time_methods(options: Reproduce, results: Results, totals: StudyOutcome) -> 
 
 
 def conclude(results: Results) -> None:
-    """Compute intervals and paired differences of all rows whose run folders exist.
+    """Compute intervals, paired differences and learning curves of all rows whose run folders exist.
 
     They do not depend on the part of the study that was selected: a smaller selection must not remove seeds from an
     interval, nor pairs from Holm's correction.
@@ -224,6 +224,29 @@ def conclude(results: Results) -> None:
         return
     results.add("intervals", [asdict(row) for row in compare(evaluated)], SUMMARY_KEY)
     results.add("pairs", [asdict(pair) for pair in pairs(run_groups(evaluated))], PAIR_KEY)
+    results.add("curves", learning_curves(results), CURVE_KEY)
+
+
+def learning_curves(results: Results) -> list[dict[str, Any]]:
+    """One row per run with rows and a training of its own: its first metric on validation episodes."""
+    rows = {row["run"] for row in results.read("scores")}
+    curves = []
+    for folder in sorted(file.parent for file in results.runs.glob("*/scores.jsonl")):
+        try:
+            run = Run.open(folder)
+            name, score = run.config.method_name, next(iter(run.rows("scores.jsonl")), None)
+            if score is None or score["run"] not in rows or training_name(name) != name:
+                continue
+            column = f"validation/{score['metric']}"
+            points = [
+                check_row(row, {column: NUMBER}, str(folder)) for row in run.rows("metrics.jsonl") if column in row
+            ]
+        except FileError as error:  # a folder of another version, or a modified one
+            say(f"left out of the learning curves: {error}")
+            continue
+        about = {key: score[key] for key in CURVE_KEY} | {"run": score["run"]}
+        curves.append({**about, "epochs": [p["epoch"] for p in points], "values": [p[column] for p in points]})
+    return [row for row in curves if row["epochs"]]
 
 
 def evaluations(results: Results) -> list[Evaluation]:
