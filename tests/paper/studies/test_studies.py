@@ -29,7 +29,7 @@ from uat.paper.studies.cells import Filter, jobs
 from uat.paper.studies.files import Results, read
 from uat.paper.studies.grids import BOUNDARY
 from uat.paper.studies.probes import read_trace
-from uat.paper.studies.reproduce import cells_of, evaluations, measured, pairs, references
+from uat.paper.studies.reproduce import cells_of, evaluations, measured, pairs, plan, references
 from uat.paper.studies.work import Note
 from uat.rows import EFFICIENCY, SCORES
 from uat.runs import Run
@@ -280,6 +280,18 @@ def test_each_kind_of_feedback_has_a_ceiling_and_runs_have_learning_curves(tmp_p
     before = Results(tmp_path).file("curves", "darkroom").read_bytes()
     assert reproduce(options).trained == 0
     assert Results(tmp_path).file("curves", "darkroom").read_bytes() == before
+
+
+def test_references_can_be_scored_without_training(tmp_path: Path) -> None:
+    options = replace(tiny(tmp_path, methods=("uat",), references_only=True), set=(*TINY, "feedback.noise=3.0"))
+    [left] = plan(options)
+    assert (left["domain"], left["task"]) == ("darkroom", "cyclic")
+    done = reproduce(options)
+    assert (done.trained, done.failed) == (0, {})
+    assert {row["method"] for row in scores(tmp_path)} == {"ceiling", "expert", "random"}
+    assert {row["setting"] for row in scores(tmp_path)} == {left["setting"]}
+    assert "feedback.noise=3.0" in left["setting"]
+    assert plan(options) == []
 
 
 def test_methods_of_the_boundary_study_that_are_not_registered_are_left_out() -> None:

@@ -67,10 +67,12 @@ def _reproduce(options: Reproduce, cells: Sequence[Cell], board: Callable[[int],
     existing = measured(results)
     todo = [cell for cell in cells if not is_done(cell, results, existing)]
     totals.cells, totals.done_before = len(cells), len(cells) - len(todo)
-    left = jobs(todo, seeds_together=on_gpu(options))
+    left = [] if options.references_only else jobs(todo, seeds_together=on_gpu(options))
     set_aside_flawed([cell for job in left for cell in job.cells], results)
     tasks: list[Task] = [*references(cells, existing), *left]
     run(tasks, executor_for(options), results, totals, retries=options.retries, board=board)
+    if options.references_only:
+        return totals
     if any(study.timed for study in studies):
         time_methods(options, results, totals)
     conclude(results)
@@ -125,7 +127,7 @@ def references(cells: Sequence[Cell], existing: Measured) -> list[Reference]:
     missing: dict[str, Reference] = {}
     for cell in cells:
         task, c = Reference(cell=cell), cell.config
-        if task.key not in missing and (c.domain_name, cell.task, c.build_domain().setting, "") not in existing:
+        if task.key not in missing and (c.domain_name, cell.task, task.setting, "") not in existing:
             missing[task.key] = task
     return list(missing.values())
 
@@ -326,9 +328,12 @@ def pairs(groups: Sequence[Group]) -> list[Pair]:
 
 
 def plan(options: Reproduce) -> list[dict[str, Any]]:
-    """One row per cell that says whether it is done, and a last row with the total."""
+    """One row per cell that says whether it is done, and a last row with the total; or the references left to score."""
     results, gpu = options.results, on_gpu(options)
     existing, rows, left = measured(results), [], {}
+    if options.references_only:
+        missing = references(cells_of(options), existing)
+        return [{"domain": t.cell.config.domain_name, "task": t.cell.task, "setting": t.setting} for t in missing]
     for cell in cells_of(options):
         done = is_done(cell, results, existing)
         alone = 0.0 if done else seconds(cell, on_gpu=gpu)

@@ -33,7 +33,18 @@ class Reference:
 
     @property
     def name(self) -> str:
-        return f"{self.cell.config.domain_name}/{self.cell.task} references"
+        return (
+            f"{self.cell.config.domain_name}/{self.cell.task} references{'' if self.is_usual else f' {self.setting}'}"
+        )
+
+    @property
+    def setting(self) -> str:
+        """The column "setting" of the rows."""
+        return self.cell.config.build_domain().setting
+
+    @property
+    def is_usual(self) -> bool:
+        return self.setting == "default"
 
     @property
     def key(self) -> str:
@@ -43,8 +54,7 @@ class Reference:
 
     def folder(self, runs: Path) -> Path:
         c = self.cell.config
-        changed = c.build_domain().setting
-        name = f"{c.domain_name}-{self.cell.task}-references{'' if changed == 'default' else f'-{changed}'}"
+        name = f"{c.domain_name}-{self.cell.task}-references{'' if self.is_usual else f'-{self.setting}'}"
         return runs / safe_name(name, most=240)
 
 
