@@ -215,6 +215,15 @@ def test_restarted_stream_equals_a_fresh_one(settings: Channel) -> None:
         age += 1
 
 
+@pytest.mark.parametrize("settings", [{"noise": 1.0}, {"reward": "shuffled", "delay": 2, "action": "null"}])
+def test_the_filter_reads_nothing_back_to_the_host(settings: Channel) -> None:
+    """On a device without numbers nothing can be read, so that the filter can be captured as a CUDA graph."""
+    config, channel = DarkRoomConfig(size=4, horizon=5), FeedbackConfig(**settings)
+    here, there = (corrupt(DarkRoom(config).simulator("test", device), channel) for device in ("cpu", "meta"))
+    noise = {name: value.to("meta") for name, value in here.noise(torch.arange(4), 0).items()}
+    assert rollout(ChannelFilter(config, channel), there, noise).action.is_meta
+
+
 def test_less_is_known_under_worse_channels() -> None:
     domain, ids, scores = DarkRoom(DarkRoomConfig()), torch.arange(128), {}
     for name, settings in {

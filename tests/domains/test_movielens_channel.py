@@ -103,6 +103,12 @@ def test_late_channels_add_to_the_domains_own_delay() -> None:
     assert torch.equal(late_BG, filtered(SMALL, DELAY + 2)(batch, CATALOGUE))
 
 
+def test_the_filter_of_shuffled_rewards_reads_nothing_back_to_the_host() -> None:
+    channel = FeedbackConfig(reward="shuffled", delay=1)
+    belief = informed(SMALL, DELAY, HORIZON, channel)["ceiling"]
+    assert belief(logged(channel, episodes=3).to("meta"), CATALOGUE.to("meta")).is_meta
+
+
 @pytest.mark.parametrize(("law", "horizon"), [(SMALL, 6), (RegimeLaw(num_groups=4, shortest=1, longest=2), 5)])
 def test_courses_are_every_way_a_regime_can_run(law: RegimeLaw, horizon: int) -> None:
     expected: dict[tuple[int, ...], float] = {}

@@ -130,11 +130,11 @@ def test_each_kind_of_feedback_stands_beside_its_own_filter() -> None:
 def test_learning_curves_are_drawn_from_rows() -> None:
     pytest.importorskip("matplotlib")
     about = {"domain": "darkroom", "task": "gradual", "method": "uat", "metric": "accuracy", "run": "a", **NOISY}
-    curves = [{**about, "seed": seed, "epochs": [10, 20], "values": [0.2, 0.5 + seed / 10]} for seed in (0, 1)]
+    curves = [{**about, "seed": seed, "points": [[10, 0.2], [20, 0.5 + seed / 10]]} for seed in (0, 1)]
     rows = rows_of(score("uat", 0.6, **NOISY), score("ceiling", 0.8, **NOISY), curves=curves)
     [axis] = draw_curves(rows).axes
-    assert [line.get_ydata().tolist() for line in axis.lines[:2]] == [[0.2, 0.5], [0.2, 0.6]]
-    assert axis.lines[0].get_xdata().tolist() == [10, 20]
+    assert [list(line.get_ydata()) for line in axis.lines[:2]] == [[0.2, 0.5], [0.2, 0.6]]
+    assert list(axis.lines[0].get_xdata()) == [10, 20]
     assert axis.get_legend_handles_labels()[1] == ["uat", "Bayes filter, test episodes"]
     with pytest.raises(MissingError):
         draw_curves(rows_of(*TWO_SEEDS))

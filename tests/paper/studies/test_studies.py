@@ -274,9 +274,9 @@ def test_each_kind_of_feedback_has_a_ceiling_and_runs_have_learning_curves(tmp_p
     curves = Results(tmp_path).read("curves")
     assert {row["run"] for row in curves} == {row["run"] for row in rows if row["run"]}
     for row in curves:
-        assert row["epochs"] == [1, 2]
+        assert [epoch for epoch, _ in row["points"]] == [1, 2]
         assert row["metric"] == "accuracy"
-        assert all(0 <= value <= 1 for value in row["values"])
+        assert all(0 <= value <= 1 for _, value in row["points"])
     before = Results(tmp_path).file("curves", "darkroom").read_bytes()
     assert reproduce(options).trained == 0
     assert Results(tmp_path).file("curves", "darkroom").read_bytes() == before

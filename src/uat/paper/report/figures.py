@@ -146,7 +146,8 @@ def draw_curves(rows: Rows) -> Any:
             style = {**style_of(method), "marker": ""}
             for index, curve in enumerate(by_method[method]):
                 name = method if index == 0 else None
-                axis.plot(curve["epochs"], curve["values"], linewidth=1, alpha=0.8, label=name, **style)
+                epochs, values = zip(*curve["points"], strict=True)
+                axis.plot(epochs, values, linewidth=1, alpha=0.8, label=name, **style)
         ceiling = sweep_points(rows, sweeps[label], CEILING, metric.name)
         if ceiling is not None:
             axis.axhline(ceiling.mean, color="#000000", linestyle=":", label="Bayes filter, test episodes")

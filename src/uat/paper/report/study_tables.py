@@ -41,6 +41,7 @@ def sweep_curves(rows: Rows, sweep: Sweep, method: str) -> list[dict[str, Any]]:
     """Learning curves of one method under a sweep's settings, one per seed."""
     place = (sweep.domain, *_place(rows, sweep, method), method)
     own = [row for row in rows.curves if (row["domain"], row["task"], row["setting"], row["method"]) == place]
+    own = [row for row in own if row["points"]]
     return sorted(own, key=lambda row: row["seed"])
 
 

@@ -247,8 +247,8 @@ def learning_curves(results: Results) -> list[dict[str, Any]]:
             say(f"left out of the learning curves: {error}")
             continue
         about = {key: score[key] for key in CURVE_KEY} | {"run": score["run"]}
-        curves.append({**about, "epochs": [p["epoch"] for p in points], "values": [p[column] for p in points]})
-    return [row for row in curves if row["epochs"]]
+        curves.append({**about, "points": [[row["epoch"], row[column]] for row in points]})
+    return [row for row in curves if row["points"]]
 
 
 def evaluations(results: Results) -> list[Evaluation]:
