@@ -88,7 +88,7 @@ def boundary_tables(rows: Rows, domain: str) -> list[Table]:
         scores.append([label, *own, signed(gap), signed(_published_gap(rows, sweeps[label])), filtered])
         closed = [None if (x := numbers[name]) is None else x.gap for name in methods if name != "vanilla"]
         wide = vanilla is not None and ceiling is not None and ceiling.mean - vanilla.mean > LEAST_GAP
-        shares.append([label, *("" if x is None or not wide else f"{x:.1%}" for x in closed)])
+        shares.append([label, *("" if x is None or not wide else _share(x) for x in closed)])
     tables = [
         Table(
             name=f"boundary-{domain}",
@@ -110,6 +110,11 @@ def boundary_tables(rows: Rows, domain: str) -> list[Table]:
             )
         )
     return tables
+
+
+def _share(value: float) -> str:
+    """Format a share as a percentage, without a sign if it rounds to zero."""
+    return f"{round(value, 3) + 0.0:.1%}".replace("-", "−")
 
 
 def _published_gap(rows: Rows, sweep: Sweep) -> float | None:

@@ -91,7 +91,7 @@ STUDIES: dict[str, Study] = {
         anywhere=of_family("uat"),
     ),
     "boundary": Study(
-        summary="methods trained with feedback that is noisy, late, false or absent, and filters that know how",
+        summary="methods trained with feedback that is noisy, late, false or absent, beside the filter of each",
         sweeps=(
             *(
                 Sweep(domain="darkroom", tasks=("gradual",), methods=among(*BOUNDARY), settings=settings, label=label)
