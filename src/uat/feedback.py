@@ -174,10 +174,10 @@ def corrupted_worlds(
 
 
 class CorruptedDomain(Domain):
-    """A domain whose policies receive corrupted feedback; metrics and all else are the clean domain's.
+    """A domain whose policies receive corrupted feedback; metrics, references and all else are the clean domain's.
 
-    References that know the channel replace those of the true channel, which would return NaN after evidence that their
-    model excludes.
+    `references` are agents for the true channel: a Bayes filter returns NaN after evidence that its model excludes.
+    `references_under` are those that know the corrupted one.
     """
 
     def __init__(self, domain: Domain, config: FeedbackConfig) -> None:
@@ -202,7 +202,10 @@ class CorruptedDomain(Domain):
         return self.clean.summarise(values)
 
     def references(self) -> Mapping[str, Agent[Any] | Reader]:
-        return {**self.clean.references(), **self.clean.references_under(self.feedback)}
+        return self.clean.references()
+
+    def references_under(self, feedback: FeedbackConfig) -> Mapping[str, Agent[Any] | Reader]:
+        return self.clean.references_under(feedback)
 
     @property
     def episodes(self) -> Mapping[str, int]:

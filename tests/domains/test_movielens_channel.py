@@ -127,10 +127,11 @@ def test_courses_of_the_domain_can_be_enumerated_and_those_of_long_episodes_cann
 
 def test_a_late_channel_has_the_ceiling_of_a_late_domain() -> None:
     small = MovieLensConfig(users=200, items=300, horizon=30, draws=2)
-    late = CorruptedDomain(MovieLens(small), FeedbackConfig(delay=2))
+    channel, later = FeedbackConfig(delay=2), MovieLens(replace(small, delay=3))
+    late = CorruptedDomain(MovieLens(small), channel)
     scores = []
-    for domain in (late, MovieLens(replace(small, delay=3))):
+    for domain, references in ((late, late.references_under(channel)), (later, later.references())):
         recording = domain.simulator("test", "cpu")
-        played = rollout(domain.references()["ceiling"], recording, recording.noise(torch.arange(40), 0))
+        played = rollout(references["ceiling"], recording, recording.noise(torch.arange(40), 0))
         scores.append(domain.measure(played)["hr@10"])
     assert torch.equal(*scores)

@@ -59,7 +59,7 @@ class Domain(ABC):
     def references(self) -> Mapping[str, Agent[Any] | Reader]:
         """Return the agents that are scored beside every policy: "ceiling" (the Bayes filter) and "random".
 
-        A domain with a recording adds "expert"; a simulator supplies its own expert.
+        They receive true feedback. A domain with a recording adds "expert"; a simulator supplies its own expert.
         """
         return {}
 
