@@ -23,7 +23,7 @@ from uat.engines import Engine, FusedEngine, NumpyEngine, plan_session
 from uat.episode import Step
 from uat.methods import Policy
 from uat.nn.cache import ENDLESS
-from uat.serving.entrance import InputChecks, Values
+from uat.serving.input_checks import InputChecks, Values
 from uat.settings import Count, Steps, checked, shown
 from uat.spec import Discrete
 from uat.tensor_files import first_not_finite
