@@ -319,8 +319,8 @@ def run_data(args: list[str]) -> None:
         return
     reports = SOURCES[lookup("data", options.name, SOURCES)].check(options.path)
     print_rows([row for report in reports for row in report.rows()], as_json=options.json)
-    if refusal := next((report.refusal for report in reports if report.refusal), None):
-        raise ValueError(refusal)
+    if reason := next((report.unsupported_reason for report in reports if report.unsupported_reason), None):
+        raise ValueError(reason)
 
 
 def run_reproduce(args: list[str]) -> None:

@@ -345,11 +345,9 @@ def _method_in(file: Path, name: Any, *, trust: bool) -> Method:
             return METHODS[name]
     except ValueError as error:
         raise RunError(f"{file}: {error}") from None
-    refusal = METHODS.refusal(name)
+    reason = METHODS.unsupported_reason(name)
     raise RunError(
-        f"{file} holds the method {name!r}, which this version does not know"
-        if refusal is None
-        else f"{file}: {refusal}"
+        f"{file} holds the method {name!r}, which this version does not know" if reason is None else f"{file}: {reason}"
     )
 
 
