@@ -105,7 +105,7 @@ def gates(policy: Policy, w: Weights, batch: Batch, b: int) -> tuple[list[Tensor
     u = [utility(w, batch.prev_action[b, t], told[b, t]) for t in steps]
     W_rho = w.get("utility.regime.weight", torch.zeros(d, c.d_utility, dtype=torch.float64))
     W_s = w.get("utility.token.weight", torch.zeros(c.num_layers * d, c.d_utility, dtype=torch.float64))
-    rho = [torch.tanh(W_rho @ ubar) for ubar in regime_states(u, c.decay)]
+    rho = [torch.tanh(W_rho @ ubar) for ubar in regime_states(u, c.feedback_decay)]
     g = [[torch.tanh(W_s[layer * d : (layer + 1) * d] @ u[j]) for j in steps] for layer in range(c.num_layers)]
     return rho, g
 

@@ -32,7 +32,7 @@ def gates_fit(utility: UtilityGates, prev_action_BT: Tensor, longest: int) -> bo
     encoder, steps = utility.encoder, prev_action_BT.shape[1]
     if prev_action_BT.dim() > 2 or steps > longest:
         return False
-    return not encoder.sees_action or encoder.action.get_parameter("weight").shape[0] <= MOST_ACTIONS
+    return not encoder.use_action or encoder.action.get_parameter("weight").shape[0] <= MOST_ACTIONS
 
 
 def fused_gates(utility: UtilityGates, prev_action_BT: Tensor, prev_reward_BT: Tensor, peak: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ def fused_gates(utility: UtilityGates, prev_action_BT: Tensor, prev_reward_BT: T
     if table is None:  # actions are not used
         table = prev_reward_BT.new_zeros(1, weights[0].shape[1] - 1, dtype=torch.float32)
         prev_action_BT = torch.full_like(prev_action_BT, NO_ACTION)
-    layers, decay = utility.num_layers, utility.decay
+    layers, decay = utility.num_layers, utility.feedback_decay
     return cast(Tensor, FusedGates.apply(prev_action_BT, prev_reward_BT.float(), peak, layers, decay, table, *weights))
 
 

@@ -291,7 +291,7 @@ def told(utility: UtilityGates, step: Step, ubar_BU: Tensor | None, packed: Pack
     width, reward_B = first.shape[1] - 1, step.prev_reward.float().contiguous()
     if table is not None:
         action = step.prev_action.contiguous()
-    elif utility.encoder.sees_action:
+    elif utility.encoder.use_action:
         action = table = utility.encoder.action(step.prev_action).float().contiguous()
     else:
         action = table = reward_B.new_zeros(len(reward_B), width)
@@ -299,7 +299,7 @@ def told(utility: UtilityGates, step: Step, ubar_BU: Tensor | None, packed: Pack
         "action_ptr": action, "reward_ptr": reward_B, "table_ptr": table, "w1_ptr": first, "w2_ptr": last,
         "token_ptr": token, "regime_ptr": regime, "ubar_ptr": ubar_BU,
         "J": width, "J_ROOM": room(width + 1), "HIDDEN": first.shape[0], "U": last.shape[0],
-        "UBAR": utility.d_utility, "DECAY": utility.decay, "IDS": packed.feedback.table_AJ is not None,
+        "UBAR": utility.d_utility, "DECAY": utility.feedback_decay, "IDS": packed.feedback.table_AJ is not None,
     }  # fmt: skip
 
 
