@@ -169,7 +169,7 @@ def project(
 def matrices(
     w: Weights, name: str, projection: str, head: int, num_heads: int
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """W, W^u and U of one head; W^u and U are None where there are none."""
+    """W, W^u and U of one head; W^u and U are absent without feedback."""
     stacked = w[f"{name}.weight"]
     d = stacked.shape[1]
     own, blocks = rows_of(head, d // num_heads), [stacked[i : i + d] for i in range(0, len(stacked), d)]
