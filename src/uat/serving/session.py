@@ -60,9 +60,10 @@ class Session:
     >>> action = session.act(obs, reward=earned)        # `earned` is what the last action brought
 
     A session uses the fast step for a few streams on a CPU (NumPy), and for any number of streams on a GPU if the
-    policy can be fused (a Triton kernel); the attribute `path` is then "fast". The kernel is compiled when the first
-    session of its kind opens, and again when actions are first masked. The fast step copies the weights when the
-    session opens, so open a new session after further training. With path="cached" the session calls the policy's own
+    policy can be fused (a Triton kernel); the attribute `path` is then "fast". `engine` names the choice, and `refused`
+    the reason why it is not faster. The kernel is compiled when the first session of its kind opens, and again when
+    actions are first masked. The fast step copies the weights when the session opens, so open a new session after
+    further training. With path="cached" the session calls the policy's own
     `step`, which always uses the current weights.
 
     A session can be copied (`copy.copy` shares the policy, `copy.deepcopy` copies it) and pickled. On a CPU, a forked
@@ -107,6 +108,16 @@ class Session:
         self._none = self._last = self.spec.no_action(streams).numpy()
         self._going = np.zeros(streams, dtype=bool)
         self._rewards = deque(np.zeros(streams, dtype=np.float32) for _ in range(self.spec.reward_lag - 1))
+
+    @property
+    def engine(self) -> str:
+        """Name of the engine that computes the steps: "plain", "NumPy step" or "fused step"."""
+        return self._engine.name
+
+    @property
+    def refused(self) -> str | None:
+        """Why no faster engine computes the steps; None: none was requested, or this is the fastest."""
+        return self._engine.refused
 
     def _open(self, path: str) -> tuple[Engine, Any]:
         """Return the engine and its initial state."""
