@@ -170,6 +170,7 @@ def opened(run: Run | Path | str, *, trust: bool = False, domain: Domain | None 
     trust: import the code that the run's config names; it is refused otherwise.
     domain: the domain object that the run was trained in, if its code has neither a name nor an address.
     """
+    checked(trust, bool, "trust")
     given = None if domain is None else domain_known_as(checked(domain, Domain, "domain"))
     run = run if isinstance(run, Run) else Run.open(run, trust=trust)
     if given is not None:

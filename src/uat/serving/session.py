@@ -19,7 +19,7 @@ from torch import Tensor
 
 from uat.checks import Array, as_tensor
 from uat.distributions import choose
-from uat.engines import Engine, FusedEngine, NumpyEngine, plan_session
+from uat.engines import Engine, FrozenFusedEngine, NumpyEngine, plan_session
 from uat.episode import Step
 from uat.methods import Policy
 from uat.nn.cache import ENDLESS
@@ -127,7 +127,7 @@ class Session:
         except ValueError:
             raise
         except Exception as error:  # compilers and drivers raise errors of their own types
-            if path != "auto" or not isinstance(engine, FusedEngine):
+            if path != "auto" or not isinstance(engine, FrozenFusedEngine):
                 raise
             reason = str(error).strip().split("\n")[0]
             warnings.warn(
@@ -265,15 +265,15 @@ class Session:
         arrays = {"obs": obs, "prev_action": action, "prev_reward": reward_B, "first": first_B}
         copies = {name: torch.tensor(x, device=self.device) for name, x in arrays.items()}  # a policy may keep them
         step = Step(**copies, allowed=None if allowed_BA is None else torch.tensor(allowed_BA, device=self.device))
-        if isinstance(self._engine, FusedEngine):
-            chosen, self._state = self._engine.decide(self._state, step)
-            answer = chosen.cpu()
+        if isinstance(self._engine, FrozenFusedEngine):
+            logits_BA, chosen, self._state = self._engine.answer(self._state, step)
+            answer, largest = chosen.cpu(), float(logits_BA.amax(-1).cpu().abs().max())
         else:
             with cpu_threads(self.threads):
                 logits_BA, self._state = self._engine.step(self._state, step)
                 answer, largest = choose(logits_BA, self.spec).cpu(), float(logits_BA.amax(-1).abs().max())
-            if not largest < math.inf:  # also true for NaN
-                self._refuse_answer()
+        if not largest < math.inf:  # also true for NaN
+            self._refuse_answer()
         self._last = (
             (answer.float() if answer.dtype == torch.bfloat16 else answer).numpy().copy()
         )  # NumPy has no bfloat16
