@@ -39,8 +39,8 @@ class Trace(TensorFields):
 class Hebbian(Agent[Trace]):
     """The action whose corner agrees best with the rewards of similar observations.
 
-    Its scores are sum over j of r_j (A_a · A_(a_j)) (o_j · o): with two actions, the sign of sum y_j o_j · o, where y_j is
-    the reward of the first action, or minus that of the second.
+    Its scores are the sums over j of r_j (A_a · A_(a_j)) (o_j · o). With two actions it plays the sign of the sum of
+    y_j o_j · o, where y_j is the reward of the first action, or minus that of the second.
     """
 
     def __init__(self, config: RuleConfig) -> None:

@@ -35,7 +35,7 @@ from uat.domains.rule.world import RuleConfig
 from uat.episode import Step, TensorFields
 from uat.memory import check_fits
 
-HYPOTHESES = 16
+HYPOTHESES = 32
 """Histories of flips that are kept."""
 POINTS = 512
 """Number of fixed points in integrals over several scores."""
@@ -43,6 +43,10 @@ SWEEPS = 1
 """Times that EP matches all earlier rewards again at each step."""
 LEAST = 1e-12
 """Least variance of a score."""
+LEAST_SHARE = 1e-3
+"""Least share of a precision that other rewards must have while one reward is matched again."""
+LEAST_NOISE = 1e-3
+"""Least label noise that EP assumes in the task `flip`, where some histories of flips contradict the rewards."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -250,6 +254,7 @@ class ProbitFilter(RuleFilter):
         """sweeps: times that all earlier rewards are matched again at each step; 0 is assumed-density filtering."""
         super().__init__(config, hypotheses)
         self.sweeps, self.capacity = 0 if config.task == "drift" else sweeps, 1
+        self.label_noise = max(config.label_noise, LEAST_NOISE) if config.task == "flip" else config.label_noise
 
     @classmethod
     def unsupported_reason(cls, config: RuleConfig) -> str | None:
@@ -287,20 +292,23 @@ class ProbitFilter(RuleFilter):
     def matched(self, belief: Sites, place: int) -> tuple[Sites, Tensor]:
         """Return the belief after one site is matched again, and the log-likelihood of its reward without the site.
 
-        A precision below zero, which label noise may ask for, is replaced by zero, and the mean is matched.
+        A site stays as it is if all else leaves nothing to match, which happens under a history of flips that
+        contradicts the rewards. A precision below zero, which label noise may ask for, is replaced by zero.
         """
         obs_B1O, sign_BM = belief.past_BSO[:, place, None], belief.sign_BMS[..., place]
         precision_BM, shift_BM = belief.precision_BMS[..., place], belief.shift_BMS[..., place]
         along_BMN = (belief.cov_BMNN * obs_B1O[:, :, None]).sum(-1)
         variance_BM = (along_BMN * obs_B1O).sum(-1).clamp_min(LEAST)
         mean_BM = (belief.mean_BMN * obs_B1O).sum(-1)
-        rest_BM = (1 / variance_BM - precision_BM).clamp_min(LEAST)  # precision without the site
+        share_BM = 1 - precision_BM * variance_BM  # of the precision of w · o, without this site
+        sound_BM = (share_BM > LEAST_SHARE) & (sign_BM != 0)
+        rest_BM = torch.where(sound_BM, share_BM, 1.0) / variance_BM
         center_BM = (mean_BM / variance_BM - shift_BM) / rest_BM
-        log_BM, pull_BM, shrink_BM = probit(sign_BM * center_BM * rest_BM.sqrt(), self.config.label_noise)
-        new_BM = (rest_BM * shrink_BM / (1 - shrink_BM).clamp_min(LEAST)).clamp_min(0.0)
+        log_BM, pull_BM, shrink_BM = probit(sign_BM * center_BM * rest_BM.sqrt(), self.label_noise)
         target_BM = center_BM + sign_BM * pull_BM / rest_BM.sqrt()
-        new_BM = new_BM * sign_BM.abs()
-        moved_BM = ((rest_BM + new_BM) * target_BM - rest_BM * center_BM) * sign_BM.abs()
+        new_BM = (rest_BM * shrink_BM / (1 - shrink_BM).clamp_min(LEAST)).clamp_min(0.0)
+        moved_BM = (rest_BM + new_BM) * target_BM - rest_BM * center_BM
+        new_BM, moved_BM = torch.where(sound_BM, new_BM, precision_BM), torch.where(sound_BM, moved_BM, shift_BM)
         more_BM, pushed_BM = new_BM - precision_BM, moved_BM - shift_BM
         scale_BM = 1 + more_BM * variance_BM
         step_BM, less_BM = (pushed_BM - more_BM * mean_BM) / scale_BM, more_BM / scale_BM

@@ -1,6 +1,6 @@
 """The laws of the hidden rule: what its rows are, how they turn, and how they wander.
 
-With K actions the rule is a matrix W of K rows, and action a has the score W_a · o. The rows are those of W = A Z, where
+With K actions the rule is a matrix W of K rows, and action a has the score W_a · o. The rows are those of W = A Z:
 Z has K - 1 rows of independent normal numbers with variance 1 / d, d being the width of an observation, and the K rows
 of A are the corners of a regular simplex: unit vectors that sum to zero. Therefore
 
@@ -8,8 +8,8 @@ of A are the corners of a regular simplex: unit vectors that sum to zero. Theref
   - with two actions A = (1, -1), so that W = (w, -w) with w ~ N(0, I / d);
   - every score is linear in a normal vector, so that a Kalman filter of payoffs is exact.
 
-The reward `sign` of two actions depends on the direction of w alone, which is uniform on the sphere, so that it makes no
-difference there that the length of w is random.
+The reward `sign` of two actions depends on the direction of w alone, which is uniform on the sphere, so that the world
+is the same there as with a unit vector w.
 
 Axes: B episodes, T time, K actions, J = K - 1 rows of Z, O observation, P points in time at which Z is drawn.
 """

@@ -28,7 +28,7 @@ MOST_ACTIONS = 100
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuleConfig:
     task: Task = "fixed"
-    """How the rule changes within an episode: fixed (never), flip (at hidden steps) or drift (a little at every step)."""
+    """Changes of the rule within an episode: fixed (none), flip (at hidden steps) or drift (a little at every step)."""
     reward: Literal["sign", "payoff"] = "sign"
     """Reward of an action: sign (+1 for the right one, -1 for others) or payoff (its score and normal noise)."""
     actions: Literal["own", "random"] = "own"
