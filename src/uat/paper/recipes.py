@@ -1,5 +1,5 @@
-"""The paper's hyperparameters as recipes of its four domains, similar settings for `rule`, which the paper lacks, and what
-other methods need beside them."""
+"""The paper's hyperparameters as recipes of its four domains, similar settings for `rule`, which the paper lacks, and
+what other methods need beside them."""
 
 from __future__ import annotations
 

@@ -31,6 +31,7 @@ class Rule(Domain):
 
     name = "rule"
     train_tasks = ("fixed", "flip", "drift")
+    rivals = ("hebbian",)
 
     def __init__(self, config: RuleConfig) -> None:
         self.config = config

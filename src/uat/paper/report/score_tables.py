@@ -222,7 +222,9 @@ def diagnostics_tables(rows: Rows) -> list[Table]:
         for metric in metrics_of(rows, domain):
             if metric.name not in first and any(m in METHODS for m in methods):
                 name, title = f"diagnostics-{domain}-{_slug(metric.name)}", f"{domain}: {metric.label or metric.name}"
-                tables.append(score_table(rows, domain, metric, methods, name=name, title=title))
+                table = score_table(rows, domain, metric, methods, name=name, title=title)
+                if len(table.head) > 2:  # some metrics belong to a task without rows
+                    tables.append(table)
     return tables
 
 
