@@ -188,6 +188,29 @@ def test_no_agent_reads_hidden_facts() -> None:
             assert torch.equal(getattr(first, field), getattr(second, field)), name
 
 
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    ("reward", "actions", "count"), [("sign", "own", 2), ("sign", "random", 3), ("payoff", "own", 3)]
+)
+def test_no_task_reads_values_on_the_host(task: Any, reward: Any, actions: Any, count: int) -> None:
+    """Meta tensors hold no values, so that everything that a CUDA graph cannot capture raises."""
+    config = RuleConfig(task=task, reward=reward, actions=actions, num_actions=count, d_obs=2, horizon=4)
+    domain = Rule(config)
+    noise = domain.simulator("test", "cpu").noise(torch.arange(3), 1)
+    for agent in (None, *domain.references().values()):
+        played = rollout(agent, domain.simulator("test", "meta"), {name: x.to("meta") for name, x in noise.items()})
+        assert all(value.shape == (3,) for value in domain.measure(played).values())
+
+
+@pytest.mark.parametrize("settings", [{}, {"task": "flip"}, {"task": "drift", "num_actions": 3, "reward": "payoff"}])
+def test_episodes_depend_on_seed_and_id_alone(settings: dict[str, Any]) -> None:
+    simulator, some = Rule(RuleConfig(actions="random", **settings)).simulator("test", "cpu"), torch.tensor([17, 3, 17])
+    whole, part, other = (simulator.noise(ids, seed) for ids, seed in ((torch.arange(20), 1), (some, 1), (some, 2)))
+    for name, value in whole.items():
+        assert torch.equal(part[name], value[some]), name
+        assert name in ("turn", "reward") or not torch.equal(part[name], other[name]), name
+
+
 # ---------------------------------------------------------------- metrics
 
 

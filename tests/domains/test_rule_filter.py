@@ -35,9 +35,10 @@ def play(config: RuleConfig, episodes: int, seed: int = 5) -> Trajectory:
 
 def answers(agent: Agent[Any], trajectory: Trajectory) -> Tensor:
     """(B, T, K) logits of an agent along these episodes."""
-    state, batch = agent.init_state(*trajectory.valid.shape, "cpu"), agent.spec.clock.batch(trajectory)
+    streams, steps = trajectory.valid.shape
+    state, batch = agent.init_state(streams, steps, "cpu"), agent.spec.clock.batch(trajectory)
     logits = []
-    for t in range(trajectory.valid.shape[1]):
+    for t in range(steps):
         now_BK, state = agent.step(state, batch.step(t))
         logits.append(now_BK)
     return torch.stack(logits, dim=1)
@@ -250,6 +251,35 @@ def test_points_follow_importance_sampling_with_three_actions() -> None:
     trajectory = play(config, 80)
     difference = accuracy(PointFilter(config), trajectory).mean() - importance(config, trajectory, 6_000).mean()
     assert difference.abs() < 0.02
+
+
+def particles(config: RuleConfig, trajectory: Trajectory, count: int) -> Tensor:
+    """(B, T) whether the arg-max of a bootstrap particle filter is right, for signs of two actions."""
+    draws, right = torch.Generator().manual_seed(2), torch.zeros(trajectory.valid.shape, dtype=torch.float64)
+    for b in range(len(right)):
+        w_SO = torch.randn(count, config.d_obs, generator=draws)
+        for t in range(config.horizon):
+            if t and config.task == "drift":
+                fresh_SO = torch.randn(count, config.d_obs, generator=draws)
+                w_SO = math.sqrt(1 - config.drift) * w_SO + math.sqrt(config.drift) * fresh_SO
+            elif t and config.task == "flip":
+                w_SO = torch.where(torch.rand(count, 1, generator=draws) < config.flip_chance, -w_SO, w_SO)
+            best_S = (w_SO @ trajectory.obs[b, t] < 0).long()
+            right[b, t] = float((best_S.float().mean() > 0.5) == trajectory.required_target[b, t])
+            agrees_S = (best_S == trajectory.action[b, t]) == (trajectory.reward[b, t] > 0)
+            weight_S = torch.where(agrees_S, 1 - config.label_noise, config.label_noise).double().cumsum(0)
+            place_S = (torch.arange(count) + 0.5) / count * weight_S[-1]
+            w_SO = w_SO[torch.searchsorted(weight_S, place_S).clamp_max(count - 1)]
+    return right
+
+
+@pytest.mark.parametrize("task", ["drift", "flip"])
+def test_ep_follows_a_particle_filter_where_the_rule_changes(task: Any) -> None:
+    config = RuleConfig(task=task, d_obs=2, label_noise=0.05)
+    trajectory = play(config, 60)
+    difference_B = (accuracy(ProbitFilter(config), trajectory) - particles(config, trajectory, 4000)).mean(1)
+    assert abs(difference_B.mean().item()) < 0.012
+    assert difference_B.std().item() / math.sqrt(60) < 0.006
 
 
 def test_two_filters_of_two_actions_agree() -> None:

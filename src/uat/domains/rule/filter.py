@@ -39,10 +39,12 @@ HYPOTHESES = 32
 """Histories of flips that are kept."""
 POINTS = 512
 """Number of fixed points in integrals over several scores."""
-SWEEPS = 1
-"""Times that EP matches all earlier rewards again at each step."""
+SWEEPS, NOISY_SWEEPS = 1, 2
+"""Times that EP matches all earlier rewards again at each step, without and with label noise."""
 LEAST = 1e-12
 """Least variance of a score."""
+LOWEST = -0.1
+"""Lowest precision of a site, relative to all else; label noise asks for precisions below zero."""
 LEAST_SHARE = 1e-3
 """Least share of a precision that other rewards must have while one reward is matched again."""
 LEAST_NOISE = 1e-3
@@ -250,10 +252,12 @@ class Sites(Belief):
 class ProbitFilter(RuleFilter):
     """Filter of signs of two actions by expectation propagation (Minka 2001)."""
 
-    def __init__(self, config: RuleConfig, hypotheses: int = HYPOTHESES, sweeps: int = SWEEPS) -> None:
+    def __init__(self, config: RuleConfig, hypotheses: int = HYPOTHESES, sweeps: int | None = None) -> None:
         """sweeps: times that all earlier rewards are matched again at each step; 0 is assumed-density filtering."""
         super().__init__(config, hypotheses)
-        self.sweeps, self.capacity = 0 if config.task == "drift" else sweeps, 1
+        usual = NOISY_SWEEPS if config.label_noise else SWEEPS
+        self.sweeps = 0 if config.task == "drift" else usual if sweeps is None else sweeps
+        self.capacity = 1
         self.label_noise = max(config.label_noise, LEAST_NOISE) if config.task == "flip" else config.label_noise
 
     @classmethod
@@ -293,7 +297,7 @@ class ProbitFilter(RuleFilter):
         """Return the belief after one site is matched again, and the log-likelihood of its reward without the site.
 
         A site stays as it is if all else leaves nothing to match, which happens under a history of flips that
-        contradicts the rewards. A precision below zero, which label noise may ask for, is replaced by zero.
+        contradicts the rewards.
         """
         obs_B1O, sign_BM = belief.past_BSO[:, place, None], belief.sign_BMS[..., place]
         precision_BM, shift_BM = belief.precision_BMS[..., place], belief.shift_BMS[..., place]
@@ -306,7 +310,7 @@ class ProbitFilter(RuleFilter):
         center_BM = (mean_BM / variance_BM - shift_BM) / rest_BM
         log_BM, pull_BM, shrink_BM = probit(sign_BM * center_BM * rest_BM.sqrt(), self.label_noise)
         target_BM = center_BM + sign_BM * pull_BM / rest_BM.sqrt()
-        new_BM = (rest_BM * shrink_BM / (1 - shrink_BM).clamp_min(LEAST)).clamp_min(0.0)
+        new_BM = (rest_BM * shrink_BM / (1 - shrink_BM).clamp_min(LEAST)).maximum(LOWEST * rest_BM)
         moved_BM = (rest_BM + new_BM) * target_BM - rest_BM * center_BM
         new_BM, moved_BM = torch.where(sound_BM, new_BM, precision_BM), torch.where(sound_BM, moved_BM, shift_BM)
         more_BM, pushed_BM = new_BM - precision_BM, moved_BM - shift_BM
