@@ -118,7 +118,10 @@ STUDIES: dict[str, Study] = {
     "sensitivity": Study(
         summary="effect of UAT's feedback memory and utility width on sepsis, one at a time",
         sweeps=(
-            *(Sweep(domain="sepsis", methods=among("uat"), settings={"method.decay": x}, label="λ") for x in DECAYS),
+            *(
+                Sweep(domain="sepsis", methods=among("uat"), settings={"method.feedback_decay": x}, label="λ")
+                for x in DECAYS
+            ),
             *(
                 Sweep(domain="sepsis", methods=among("uat"), settings={"method.d_utility": x}, label="d_u")
                 for x in WIDTHS
