@@ -85,6 +85,15 @@ def test_a_table_shows_ours_the_published_number_and_the_difference() -> None:
     assert table.rows[2][1] == Entry("0.900", 0)  # a reference is not in the race
 
 
+def test_a_domain_without_published_numbers_says_so() -> None:
+    about = {"domain": "rule", "task": "flip"}
+    rows = rows_of(score("uat", 0.8, **about), score("uat", 0.7, metric="post_flip_accuracy", **about))
+    table = score_table(rows, "rule", ACCURACY, ["uat"], name="x", title="X")
+    assert table.head == ["method", "flip ours", "seeds"]
+    assert table.note.endswith("there are no published numbers.")
+    assert "post_flip_accuracy" in [metric.name for metric in metrics_of(rows, "rule")]  # of a task, not the default
+
+
 def test_the_gap_is_closed_from_vanilla_to_the_filter_on_the_same_seeds() -> None:
     key = ("darkroom", "gradual", "default", "uat", "accuracy")
     assert rows_of(*TWO_SEEDS).gap(key) == pytest.approx((0.85 - 0.4) / (0.9 - 0.4))

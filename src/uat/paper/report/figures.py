@@ -468,7 +468,7 @@ DRAWINGS: tuple[Drawing, ...] = (
         title="Main results",
         caption="First metric of each domain. Points: our results with the 95 % interval over seeds and episodes (or "
         "the standard deviation over seeds, if values per episode were not kept). Short bars: published numbers. "
-        "Lines: the Bayes filter, and on markets the equal-weight portfolio.",
+        "Lines: the Bayes filter, on markets the equal-weight portfolio, and on rule the Hebbian rule.",
         draw=draw_main,
     ),
     Drawing(
