@@ -68,8 +68,26 @@ OWN: dict[str, Method] = {
         policy=Cotta, config=CottaConfig, summary="Vanilla that learns while acting, from an average of its weights"
     ),
     "dt": Method(policy=DT, config=DTConfig, summary="rewards and the return so far are tokens between observations"),
+    "dt-actions": Method(
+        policy=DT,
+        config=DTConfig,
+        summary="Decision Transformer that sees its actions as tokens, too",
+        changes={"include_actions": True},
+    ),
     "adt": Method(
         policy=ADT, config=ADTConfig, summary="previous action and reward are concatenated to each observation"
+    ),
+    "adt-prev": Method(
+        policy=ADT,
+        config=ADTConfig,
+        summary="the whole previous transition is concatenated to each observation",
+        changes={"tokens": "transition"},
+    ),
+    "dpt": Method(
+        policy=ADT,
+        config=ADTConfig,
+        summary="two tokens a step: the previous transition and the observation",
+        changes={"tokens": "two"},
     ),
     "uat": Method(policy=UAT, config=UATConfig, summary="actions and rewards reshape queries, keys and values"),
     "uat-no-action": Method(
@@ -92,6 +110,12 @@ OWN: dict[str, Method] = {
     ),
     "uat-no-bias": Method(
         policy=UAT, config=UATConfig, summary="UAT without the offsets U", changes={"utility_bias": False}
+    ),
+    "uat-late": Method(
+        policy=UAT,
+        config=UATConfig,
+        summary="ours: UAT whose keys and values wait for the feedback on their own step",
+        changes={"binding": "late"},
     ),
     "iql": Method(
         policy=IQL,
