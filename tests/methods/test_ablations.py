@@ -16,7 +16,7 @@ from uat.methods.uat import UAT, UATConfig
 from uat.nn.attention import Attention
 from uat.spec import Spec
 
-ABLATIONS = [name for name, method in METHODS.items() if method.policy is UAT and method.changes]
+ABLATIONS = [name for name, method in METHODS.items() if method.ablation]
 every_ablation = pytest.mark.parametrize("method", ABLATIONS)
 every_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 

@@ -36,6 +36,8 @@ class Method:
     config: type[Any]
     summary: str
     changes: Mapping[str, Any] = field(default_factory=dict)
+    ablation: bool = False
+    """Whether the entry is another method without one of its parts, shown in tables of ablations alone."""
     domains: tuple[str, ...] | None = None
     """Names of the domains that the method serves; None: all."""
 
@@ -91,25 +93,38 @@ OWN: dict[str, Method] = {
     ),
     "uat": Method(policy=UAT, config=UATConfig, summary="actions and rewards reshape queries, keys and values"),
     "uat-no-action": Method(
-        policy=UAT, config=UATConfig, summary="UAT that sees rewards only", changes={"use_action": False}
+        policy=UAT, config=UATConfig, summary="UAT that sees rewards only", changes={"use_action": False}, ablation=True
     ),
     "uat-no-reward": Method(
-        policy=UAT, config=UATConfig, summary="UAT that sees actions only", changes={"use_reward": False}
+        policy=UAT, config=UATConfig, summary="UAT that sees actions only", changes={"use_reward": False}, ablation=True
     ),
     "uat-linear": Method(
-        policy=UAT, config=UATConfig, summary="UAT with a linear utility encoder", changes={"nonlinear": False}
+        policy=UAT,
+        config=UATConfig,
+        summary="UAT with a linear utility encoder",
+        changes={"nonlinear": False},
+        ablation=True,
     ),
     "uat-no-q": Method(
-        policy=UAT, config=UATConfig, summary="UAT without feedback in queries", changes={"modulates_queries": False}
+        policy=UAT,
+        config=UATConfig,
+        summary="UAT without feedback in queries",
+        changes={"modulates_queries": False},
+        ablation=True,
     ),
     "uat-no-kv": Method(
         policy=UAT,
         config=UATConfig,
         summary="UAT without feedback in keys and values",
         changes={"modulates_keys_values": False},
+        ablation=True,
     ),
     "uat-no-bias": Method(
-        policy=UAT, config=UATConfig, summary="UAT without the offsets U", changes={"utility_bias": False}
+        policy=UAT,
+        config=UATConfig,
+        summary="UAT without the offsets U",
+        changes={"utility_bias": False},
+        ablation=True,
     ),
     "uat-late": Method(
         policy=UAT,

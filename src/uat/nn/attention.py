@@ -204,7 +204,6 @@ class Geometry(NamedTuple):
         h_CXWE = F.scaled_dot_product_attention(q, k, v, attn_mask=visible_C1WX, dropout_p=dropout)
         return h_CXWE.unflatten(1, q_BHTE.shape[:2]).permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :tokens]
 
-
     def attend_by_age(self, q_BHTE: Tensor, by_age: Sequence[AgedKeys], dropout: float = 0.0) -> Tensor:
         """Return the attention (B, H, T, E) where the keys and values of a token change with its age in steps.
 
