@@ -247,8 +247,8 @@ def test_ep_is_better_than_matching_once() -> None:
 
 def test_points_follow_importance_sampling_with_three_actions() -> None:
     config = RuleConfig(d_obs=2, num_actions=3, horizon=20)
-    trajectory = play(config, 100)
-    difference = accuracy(PointFilter(config), trajectory).mean() - importance(config, trajectory, 20_000).mean()
+    trajectory = play(config, 80)
+    difference = accuracy(PointFilter(config), trajectory).mean() - importance(config, trajectory, 6_000).mean()
     assert difference.abs() < 0.02
 
 
@@ -429,7 +429,7 @@ def test_references_stand_in_their_order() -> None:
 
 
 def test_fixed_points_have_the_moments_of_a_standard_normal() -> None:
-    for rows in (1, 2, 5):
-        points_QJ = fixed_points(rows)
-        torch.testing.assert_close(points_QJ.mean(0), torch.zeros(rows).double(), rtol=0, atol=1e-12)
-        torch.testing.assert_close(points_QJ.T @ points_QJ / len(points_QJ), torch.eye(rows).double())
+    for width in (1, 2, 5):
+        points_QJ = fixed_points(width)
+        torch.testing.assert_close(points_QJ.mean(0), torch.zeros(width).double(), rtol=0, atol=1e-12)
+        torch.testing.assert_close(points_QJ.T @ points_QJ / len(points_QJ), torch.eye(width).double())
