@@ -225,4 +225,4 @@ def test_a_trace_shows_shut_gates_where_there_are_none(method: str) -> None:
     assert seen.gates is not None
     assert seen.attention_LBHTT.shape == (2, 3, 3, 7, 7)
     assert (seen.gates.rho.abs().max() > 0) == (method != "uat-no-q")
-    assert [(g.abs().max() > 0).item() for g in seen.gates.g] == [method != "uat-no-kv"] * 2
+    assert [(g.abs().max() > 0).item() for g in seen.gates.plain] == [method != "uat-no-kv"] * 2

@@ -105,10 +105,12 @@ class FusedTransformer(Transformer):
             return kernels.fused_attend(self, x_BTD, self.execution.dropout_seed)
         return super().attend(x_BTD, gates, start_B)
 
-    def attend_step(self, x_BD: Tensor, cache: KVCache, gates: Gates | None = None) -> Tensor:
+    def attend_step(
+        self, x_BD: Tensor, cache: KVCache, gates: Gates | None = None, inputs: list[Tensor] | None = None
+    ) -> Tensor:
         if isinstance(cache, PackedCache):
             return kernels.fused_token(self, x_BD, cache, cache.packed, self.execution.concurrent_policies)
-        return super().attend_step(x_BD, cache, gates)
+        return super().attend_step(x_BD, cache, gates, inputs)
 
     def init_cache(self, streams: int, capacity: int) -> KVCache:
         policy = self.execution.policy

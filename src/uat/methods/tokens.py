@@ -3,13 +3,13 @@
   observation   W_o o_t
   previous      W_o o_t + W_p o_{t-1}
   feedback      W_o o_t + f(a_{t-1}, r_{t-1})
-  transition    W_o o_t + W_p o_{t-1} + f(a_{t-1}, r_{t-1})       the whole previous transition, as in RL² (Duan et al. 2016)
-  two           m + W_p o_{t-1} + f(a_{t-1}, r_{t-1}), then W_o o_t    two tokens at the position of t, after DPT (Lee et
-                                                                  al. 2023); the decision is read from the second
+  transition    W_o o_t + W_p o_{t-1} + f(a_{t-1}, r_{t-1})
+  two           m + W_p o_{t-1} + f(a_{t-1}, r_{t-1}), then W_o o_t: two tokens at the position of t
 
-A sum of linear maps is one linear map of the concatenation. A LayerNorm and positions follow. f is linear, or W_u E(a, r)
-with a utility encoder E, which learns at `train.utility_lr`. At the first step there is no transition, and its maps give
-zero. Only W_o has a bias; m, a learned vector, marks transitions.
+A token with the whole previous transition is the input of RL² (Duan et al. 2016). Two tokens are after DPT (Lee et al.
+2023); the decision is read from the second. A sum of linear maps is one linear map of the concatenation. LayerNorm and
+positions follow. f is linear, or W_u E(a, r) with a utility encoder E, which learns at `train.utility_lr`. At the first
+step there is no transition, and its maps give zero. Only W_o has a bias; m, a learned vector, marks transitions.
 Shapes: B batch, T time, D width.
 """
 
@@ -63,7 +63,6 @@ class TokenConfig(TransformerConfig):
 class TokenPolicy(TransformerPolicy):
     """A policy on the shared backbone whose tokens may hold the previous transition."""
 
-    config: TokenConfig
     previous: nn.Module | None
     """W_p."""
     action: nn.Module | None
@@ -81,7 +80,8 @@ class TokenPolicy(TransformerPolicy):
         encoder: the encoder of feedback in tokens; None: feedback is linear, or not in tokens.
         actions, rewards: whether tokens with linear feedback hold them.
         """
-        c, spec, d_model = self.config, self.spec, self.config.d_model
+        c: TokenConfig = self.config
+        spec, d_model = self.spec, c.d_model
         linear = c.holds_feedback and encoder is None
         self.action = build_action_encoder(spec, d_model) if linear and actions else None
         self.reward = nn.Linear(1, d_model, bias=False) if linear and rewards else None

@@ -8,7 +8,8 @@
 Without gates this is plain causal attention; gates of zero give the same result to the last bit. Ablations remove some
 of the W^u and U, whose terms are then zero. With rotary positions, the complete q_t and k_j are rotated
 (`uat.nn.positions`). With late gates, k_j and v_j depend on the age of step j: queries of the same step meet one gate,
-and later queries, once the feedback on step j is known, another (`uat.nn.utility.LateGate`). With a window of `context` steps, the sum of every layer starts at the window's first step.
+and later queries, once the feedback on step j is known, another (`uat.nn.utility.LateGate`). With a window of `context`
+steps, the sum of every layer starts at the window's first step.
 Shapes: B batch, T time (tokens), D width, H heads, E head size, S cached steps, W tokens of a window, C chunks of an
 episode, each of a window's length. Heads are concatenated along D.
 """
