@@ -362,7 +362,7 @@ def _starting(rows: Rows, domain: str, start: str) -> list[str]:
 def _bars(rows: Rows, domain: str, names: Sequence[str]) -> dict[str, dict[str, Number]]:
     """Label -> method -> number, with methods in ascending order of the first label. Each task has its own label."""
     labels = {metric.name: metric.label or metric.name for metric in metrics_of(rows, domain)}
-    methods = [m for m in measured_methods(rows, domain, lambda m: not METHODS[m].changes) if m in METHODS]
+    methods = [m for m in measured_methods(rows, domain, lambda m: not METHODS[m].ablation) if m in METHODS]
     by_label: dict[str, dict[str, Number]] = {}
     for name in names:
         for task in DOMAINS[domain].tasks:
@@ -459,7 +459,7 @@ def reach(numbers: Sequence[Number | None]) -> list[list[float]]:
 
 
 def _is_main_method(method: str) -> bool:
-    return not METHODS[method].changes
+    return not METHODS[method].ablation
 
 
 DRAWINGS: tuple[Drawing, ...] = (

@@ -217,7 +217,7 @@ def diagnostics_tables(rows: Rows) -> list[Table]:
     """Tables of all other metrics of every domain."""
     tables = []
     for domain in DOMAINS:
-        methods = measured_methods(rows, domain, lambda method: not METHODS[method].changes)
+        methods = measured_methods(rows, domain, lambda method: not METHODS[method].ablation)
         first = {metric.name for metric in headline_metrics(rows, domain)}
         for metric in metrics_of(rows, domain):
             if metric.name not in first and any(m in METHODS for m in methods):
@@ -302,7 +302,7 @@ def pairs_table(rows: Rows, domain: str) -> Table | None:
         metric = metrics_of(rows, domain)[0].name
         own = [p for p in own if p["metric"] == metric]
         own = [p for p in own if all(p[side] in METHODS for side in ("method", "other"))]
-        own = [p for p in own if not any(METHODS[p[side]].changes for side in ("method", "other"))]
+        own = [p for p in own if not any(METHODS[p[side]].ablation for side in ("method", "other"))]
         names = {name for pair in own for name in (pair["method"], pair["other"])}
         means = {name: x.mean for name in names if (x := rows.number((domain, task, setting, name, metric)))}
         best = max(means, key=lambda name: means[name], default="")

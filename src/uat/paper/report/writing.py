@@ -96,8 +96,8 @@ def tables_of(rows: Rows, study: str) -> list[Table]:
     match study:
         case "main":
             for domain in DOMAINS:
-                result += score_tables.domain_tables(rows, domain, lambda m: not METHODS[m].changes, "main")
-                result.append(score_tables.rivals_table(rows, domain, lambda m: not METHODS[m].changes))
+                result += score_tables.domain_tables(rows, domain, lambda m: not METHODS[m].ablation, "main")
+                result.append(score_tables.rivals_table(rows, domain, lambda m: not METHODS[m].ablation))
                 result.append(score_tables.pairs_table(rows, domain))
             result.append(score_tables.aggregate_table(rows))
         case "ablation":

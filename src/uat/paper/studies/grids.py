@@ -36,11 +36,12 @@ class Study:
 
 def is_main_method(method: str) -> bool:
     """Whether the method is not a variant of another one."""
-    return not METHODS[method].changes
+    return not METHODS[method].ablation
 
 
-def of_family(name: str) -> Callable[[str], bool]:
-    return lambda method: family(method) == name
+def with_ablations(name: str) -> Callable[[str], bool]:
+    """Whether a method is this one or one of its ablations."""
+    return lambda method: family(method) == name and (METHODS[method].ablation or method == name)
 
 
 def among(*names: str) -> Callable[[str], bool]:
@@ -87,8 +88,8 @@ STUDIES: dict[str, Study] = {
     ),
     "ablation": Study(
         summary="UAT without each of its parts, in all domains",
-        sweeps=tuple(Sweep(domain=domain, methods=of_family("uat")) for domain in DOMAINS.own),
-        anywhere=of_family("uat"),
+        sweeps=tuple(Sweep(domain=domain, methods=with_ablations("uat")) for domain in DOMAINS.own),
+        anywhere=with_ablations("uat"),
     ),
     "boundary": Study(
         summary="methods trained with feedback that is noisy, late, false or absent, beside the filter of each",
