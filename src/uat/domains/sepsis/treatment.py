@@ -1,8 +1,8 @@
 """Treatments: five clustered actions, their effect in three regimes, and one step of the physiology.
 
 There are two tasks with the same labels. In `regimes` the labels are the paper's, which are not always the actions with
-the largest effect. In `aligned` the label has the largest effect in every regime at every step, so that no policy earns
-more than the expert.
+the largest effect. In `aligned` the label has the largest effect in every regime at every step, so that no policy
+brings patients into a better state than the expert.
 
 Axes: A actions, R regimes, 3 the physiological state (SOFA, lactate, mean arterial pressure), each on [0, 1].
 """
