@@ -133,7 +133,8 @@ def score_table(
         columns.append([str(_seeds(rows, domain, tasks, m, metric) or "") for m in methods])
     intervals = "95 % intervals are over episodes and, with several seeds, over seeds"
     gap = "; the gap closed is counted from Vanilla to the filter" if any("gap closed" in name for name in head) else ""
-    ours = OURS if len(unpublished) in (0, len(tasks)) else f"{OURS} {no_published_number(unpublished)}"
+    has_published = any(name.endswith("published") for name in head)
+    ours = f"{OURS} {no_published_number(unpublished)}" if unpublished and has_published else OURS
     note = f"{intervals}{gap}." if gaps else ours
     return Table(name=name, title=title, note=note, head=head, rows=[list(row) for row in zip(*columns, strict=True)])
 
