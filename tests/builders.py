@@ -1,4 +1,4 @@
-"""What the tests share: small specs of every kind, random episodes, random weights, and a step-by-step player.
+"""Parts shared by the tests: small specs of every kind, random episodes, random weights, and a step-by-step player.
 
 Axes as in `uat.episode`. Sizes differ from axis to axis, so that two axes mixed up do not fit by luck.
 """
@@ -125,7 +125,7 @@ def build_uat(spec: Spec, *, dtype: torch.dtype = torch.float64, **settings: Any
 
 @torch.no_grad()
 def randomise(module: Module, seed: int) -> Module:
-    """Every parameter drawn anew, so that nothing is zero by initialisation; gates end up open, and not saturated."""
+    """Draw every parameter again, so that nothing is zero by initialisation; gates end up open, and not saturated."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in module.named_parameters():
         draw = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
@@ -162,7 +162,7 @@ def random_trajectory(
 ) -> Trajectory:
     """Episodes of random lengths, the first one whole (or all of them).
 
-    Weights come with an `allowed` mask, ids without one, unless told otherwise.
+    Weights come with an `allowed` mask, ids without one, unless `masked` says otherwise.
     """
     generator = torch.Generator().manual_seed(seed)
     shape = (episodes, steps or spec.steps)
@@ -221,12 +221,12 @@ def _blank(action: Tensor, valid_BT: Tensor) -> Tensor:
 
 
 def random_batch(spec: Spec, **settings: Any) -> Batch:
-    """What the clock makes of a `random_trajectory`."""
+    """Return the clock's batch of a `random_trajectory`."""
     return spec.clock.batch(random_trajectory(spec, **settings))
 
 
 def with_other_feedback(trajectory: Trajectory, *, action: bool = True, reward: bool = True) -> Trajectory:
-    """The same observations, after every action another one, or other rewards, or both."""
+    """Return episodes with the same observations, and with other actions, other rewards, or both."""
     other = trajectory.action
     if action:  # the ids of random episodes start at 0, and weights seldom repeat from episode to episode
         other = other.roll(1, 0) if other.is_floating_point() else torch.where(other > 0, other - 1, other + 1)
@@ -237,7 +237,7 @@ def with_other_feedback(trajectory: Trajectory, *, action: bool = True, reward: 
 
 
 def moments(batch: Batch) -> Iterator[Step]:
-    """What is known at each step, as a policy is told while acting."""
+    """Yield the inputs of each step, as a policy receives them while acting."""
     for t in range(batch.valid.shape[1]):
         yield Step(
             obs=batch.obs[:, t],
@@ -265,7 +265,7 @@ def largest(logits: Tensor) -> float:
 
 
 class Watch:
-    """A clock in place of the module `time`: its time passes only where somebody sleeps."""
+    """A clock in place of the module `time`: its time passes only in `sleep`."""
 
     def __init__(self) -> None:
         self.now = 0.0

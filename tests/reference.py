@@ -105,7 +105,7 @@ def gates(policy: Policy, w: Weights, batch: Batch, b: int) -> tuple[list[Tensor
     u = [utility(w, batch.prev_action[b, t], told[b, t]) for t in steps]
     W_rho = w.get("utility.regime.weight", torch.zeros(d, c.d_utility, dtype=torch.float64))
     W_s = w.get("utility.token.weight", torch.zeros(c.num_layers * d, c.d_utility, dtype=torch.float64))
-    rho = [torch.tanh(W_rho @ ubar) for ubar in regime_states(u, c.decay)]
+    rho = [torch.tanh(W_rho @ ubar) for ubar in regime_states(u, c.feedback_decay)]
     g = [[torch.tanh(W_s[layer * d : (layer + 1) * d] @ u[j]) for j in steps] for layer in range(c.num_layers)]
     return rho, g
 
@@ -169,7 +169,7 @@ def project(
 def matrices(
     w: Weights, name: str, projection: str, head: int, num_heads: int
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """W, W^u and U of one head; W^u and U are None where there are none."""
+    """W, W^u and U of one head; W^u and U are absent without feedback."""
     stacked = w[f"{name}.weight"]
     d = stacked.shape[1]
     own, blocks = rows_of(head, d // num_heads), [stacked[i : i + d] for i in range(0, len(stacked), d)]

@@ -113,9 +113,21 @@ def test_help_of_train_holds_every_setting_of_the_chosen_pair(domain: str, metho
 
 
 def test_settings_of_another_method_are_no_flags(capsys: Captured) -> None:
-    assert "--method.decay" in call(capsys, "train", "darkroom", "--method", "uat", "--help")[1]
-    assert "--method.decay" not in call(capsys, "train", "darkroom", "--method", "vanilla", "--help")[1]
-    assert "--method.decay" in refused(capsys, "train", "darkroom", "--method", "vanilla", "--method.decay", "0.5")
+    flag, train = "--method.feedback-decay", ("train", "darkroom", "--method")
+    assert flag in call(capsys, *train, "uat", "--help")[1]
+    assert flag not in call(capsys, *train, "vanilla", "--help")[1]
+    assert flag in refused(capsys, *train, "vanilla", flag, "0.5")
+
+
+def test_a_boolean_setting_has_a_flag_for_each_value(capsys: Captured) -> None:
+    """The sentence beside the two flags describes the first one, so it reads the same as in Python."""
+    train = ("train", "darkroom", "--method", "uat")
+    out = plain(call(capsys, *train, "--help")[1])
+    assert "--method.use-action, --method.no-use-action Give the previous action to the utility encoder" in out
+    assert "--no-json" not in out
+    for flag, value in {"use-action": True, "no-use-action": False, "no-sees-action": False}.items():
+        resolved = json.loads(call(capsys, *train, "--dry-run", f"--method.{flag}")[1])
+        assert resolved["method"]["use_action"] is value
 
 
 # ---------------------------------------------------------------- mistakes
@@ -151,7 +163,7 @@ def test_settings_of_another_method_are_no_flags(capsys: Captured) -> None:
         ("train darkroom --train.epochs -3", "train.epochs=-3 must be at least 1"),
         ("train darkroom --train.warmup -1", "train.warmup=-1 must not be negative"),
         ("train darkroom --method.dropout nan", "dropout=nan"),
-        ("train darkroom --method.decay -0.5", "decay=-0.5"),
+        ("train darkroom --method.feedback-decay -0.5", "feedback_decay=-0.5"),
         ("train darkroom --method.num-heads 3", "num_heads=3 must divide d_model=64"),
         ("train darkroom --domain.horizon -5", "horizon=-5"),
         ("train darkroom --domain.shift-steps 20 10", "shift_steps=(20, 10)"),

@@ -118,7 +118,7 @@ def test_presets_differ_and_the_pair_settings_reach_the_method() -> None:
     smoke_run, paper = smoke(), recipe("darkroom", "uat")
     assert paper.preset == "paper"
     assert smoke_run.train.epochs < paper.train.epochs
-    assert (paper.method.d_model, paper.method.decay, paper.train.utility_lr) == (64, 0.7, 2e-2)
+    assert (paper.method.d_model, paper.method.feedback_decay, paper.train.utility_lr) == (64, 0.7, 2e-2)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,9 +219,9 @@ NAN, INF = float("nan"), float("inf")
         ("method.dropout", 1.0),
         ("method.dropout", NAN),
         ("method.max_positions", 0),
-        ("method.decay", 1.0),
-        ("method.decay", -0.1),
-        ("method.decay", NAN),
+        ("method.feedback_decay", 1.0),
+        ("method.feedback_decay", -0.1),
+        ("method.feedback_decay", NAN),
         ("method.d_utility", 0),
         ("domain.size", 1),
         ("domain.horizon", 0),

@@ -1,11 +1,16 @@
-"""Links between documents lead to files and headings that exist, and the index lists every page."""
+"""Links between documents lead to files and headings that exist, the index lists every page, and a world runs."""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+import uat
 
 ROOT = Path(__file__).parents[1]
 TABLES = ROOT / "docs" / "report" / "tables"
@@ -41,6 +46,20 @@ def broken_links(page: Path) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_have_targets(page: Path) -> None:
     assert broken_links(page) == []
+
+
+def test_a_world_without_an_expert_is_trained_as_its_page_says(tmp_path: Path) -> None:
+    """The blocks of the page are one program, as in a notebook."""
+    page = (ROOT / "docs" / "howto" / "write-a-world.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "arms.py").write_text("\n".join(blocks), encoding="utf-8")
+    command = [sys.executable, "arms.py"]
+    path = {**os.environ, "PYTHONPATH": str(Path(uat.__file__).parents[1]), "UAT_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    value = re.search(r"value=([\d.]+)", done.stdout)
+    assert value is not None, done.stdout
+    assert float(value[1]) > 0.95  # one of three arms at random in each of five steps pays in 0.87 of the episodes
 
 
 def test_the_index_lists_every_page() -> None:

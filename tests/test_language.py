@@ -51,9 +51,13 @@ ROOMS = (
         for name in ("runs", "clock", "acting", "contracts", "renamed", "mistakes", "api", "noise")
     ),
     *(f"tests/test_{name}.py" for name in ("plugins", "one_clock", "logs", "spaces", "laws")),
+    *(f"tests/test_{name}.py" for name in ("documents", "layers", "readme", "sizes")),
+    *(f"tests/{name}" for name in ("golden", "learning", "builders.py", "conftest.py", "reference.py")),
     "results",
     "docs",
     "benchmarks",
+    "README.md",
+    "ARCHITECTURE.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
 )

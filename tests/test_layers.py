@@ -14,7 +14,7 @@ import uat
 ROOT = Path(uat.__file__).parent
 ON_DISK = {"files", "archives", "tensor_files"}
 CORE_TYPES = {"spec", "episode", "clock", "metrics", "contracts", "distributions"}
-"""What travels between methods and domains."""
+"""The types that methods and domains exchange."""
 MAY_IMPORT: dict[str, set[str]] = {
     "memory": set(),
     "files": {"settings"},
@@ -272,7 +272,7 @@ LOADED_WHEN_USED = {
     },
     "data/markets/files.py": {"polars"},
 }
-"""Files that nobody imports at load time but each other, and what they may need."""
+"""Files that only each other may import at load time, and the libraries that they may need."""
 
 
 def test_files_that_need_more_are_imported_inside_functions_alone() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders import Watch
-from uat.lock import FILE, LockedError, locked
+from uat.lock import FILE, NOTE_SECONDS, LockedError, locked
 
 HOLD = """
 import sys, time
@@ -75,8 +75,28 @@ def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
     assert (tmp_path / "precious").read_text() == "years of work"
 
 
-def test_a_torn_note_of_the_holder_is_no_error(tmp_path: Path) -> None:
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    watch = Watch()
+    monkeypatch.setattr("uat.lock.time", watch)
+    return watch
+
+
+def test_a_torn_note_of_the_holder_is_no_error(tmp_path: Path, watch: Watch) -> None:
     with locked(tmp_path, "first"):
         (tmp_path / FILE).write_text('{"what": "fi')
         with pytest.raises(LockedError, match="in use by another process"), locked(tmp_path, "second"):
+            pytest.fail("both hold the lock")
+    assert NOTE_SECONDS <= watch.now < NOTE_SECONDS + 1
+
+
+def test_the_note_of_a_holder_that_has_just_begun_is_waited_for(
+    tmp_path: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes started together meet between the first one's lock and its note."""
+    with locked(tmp_path, "first"):
+        note = (tmp_path / FILE).read_text()
+        (tmp_path / FILE).write_text("")
+        monkeypatch.setattr(watch, "sleep", lambda seconds: (tmp_path / FILE).write_text(note))
+        with pytest.raises(LockedError, match=rf"process {os.getpid()} \(first, since"), locked(tmp_path, "second"):
             pytest.fail("both hold the lock")

@@ -106,15 +106,15 @@ def test_a_batch_is_told_what_is_defined(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.actions == "ids" and not case.delay], ids=str)
-def test_the_kernel_tells_what_a_batch_is_told(case: Case) -> None:
+def test_the_kernel_computes_the_inputs_of_a_batch(case: Case) -> None:
     pytest.importorskip("triton")
     from uat.clock import known_rewards
-    from uat.engines.triton.clock import fused_told
+    from uat.engines.triton.clock import fused_inputs
 
     told, device = case.trajectory(), "cuda" if torch.cuda.is_available() else "cpu"
     given = told.obs, told.action, known_rewards(told.reward, told.reward_known), told.valid
     none = nothing(told.obs), nothing(told.action)
-    found = fused_told(*(x.to(device) for x in given), lag=case.lag, scale=case.scale, none=none)
+    found = fused_inputs(*(x.to(device) for x in given), lag=case.lag, scale=case.scale, none=none)
     batch = case.spec.clock.batch(told)
     for x, expected in zip(found, (batch.obs, batch.prev_action, batch.prev_reward), strict=True):
         assert torch.equal(x.cpu(), expected)

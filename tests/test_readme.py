@@ -33,7 +33,7 @@ def commands(program: str) -> list[list[str]]:
 
 
 def quickened(words: list[str]) -> list[str]:
-    """The same command at smoke size and of few episodes, where as written it takes minutes or many seconds."""
+    """Return the command at smoke size and with few episodes, if it takes long as written."""
     if len(words) > 1 and words[1] in ("train", "demo"):
         wants = "--preset" in words or any(word.startswith("--preset=") for word in words)
         words = words if wants else [*words, "--preset", "smoke"]
@@ -67,7 +67,7 @@ def test_links_lead_somewhere() -> None:
 def test_the_commands_and_then_the_python_run_in_the_order_they_are_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One after another in one folder, as a reader would; committed runs lie there as in a checkout.
+    """One after another in one folder, as a reader would; committed runs exist there, as in a checkout.
 
     Blocks of Python share a new process and no name.
     """

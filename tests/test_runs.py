@@ -325,7 +325,7 @@ def test_a_policy_is_no_training_state(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"method.decay": 0.5}, {"method.d_ff": 16}, {"method.past_table": "clamp"}, {"domain.horizon": 3}],
+    [{"method.feedback_decay": 0.5}, {"method.d_ff": 16}, {"method.past_table": "clamp"}, {"domain.horizon": 3}],
     ids=str,
 )
 def test_a_config_that_does_not_match_the_weights_is_refused(change: dict[str, Any], folder: Path) -> None:

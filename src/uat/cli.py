@@ -43,6 +43,8 @@ from uat.threads import cpu_threads
 from uat.training.progress import show_progress
 from uat.training.ranks import launched
 
+Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+"""A flag that is only ever turned on: `--json` without `--no-json`. Settings of a run have both flags."""
 Device = Annotated[str | None, tyro.conf.arg(metavar="{cpu,cuda}")]
 
 
@@ -202,7 +204,7 @@ def run_train(args: list[str]) -> None:
     sections = [(name, type(getattr(default, name)), field(default=getattr(default, name))) for name in SECTIONS]
     extra = {"__doc__": TrainOptions.__doc__}
     kind = make_dataclass("Train", sections, bases=(TrainOptions,), namespace=extra, kw_only=True, frozen=True)
-    options = parse(kind, with_current_flags(args, default), "uat train")
+    options = parse(kind, with_current_flags(args, default), "uat train", both_flags=True)
     config = dataclasses.replace(default, seed=options.seed, **{name: getattr(options, name) for name in SECTIONS})
     if options.dry_run:
         show_json(to_json(config))
@@ -319,8 +321,8 @@ def run_data(args: list[str]) -> None:
         return
     reports = SOURCES[lookup("data", options.name, SOURCES)].check(options.path)
     print_rows([row for report in reports for row in report.rows()], as_json=options.json)
-    if refusal := next((report.refusal for report in reports if report.refusal), None):
-        raise ValueError(refusal)
+    if reason := next((report.unsupported_reason for report in reports if report.unsupported_reason), None):
+        raise ValueError(reason)
 
 
 def run_reproduce(args: list[str]) -> None:
@@ -396,7 +398,7 @@ class TrainOptions:
     """Seed of initial weights, training worlds, sampled actions and dropout."""
     out: Path | None = None
     """Run folder; unset: runs/DOMAIN-METHOD-PRESET-SEED."""
-    resume: bool = False
+    resume: Switch = False
     """Resume the run in that folder."""
     source: Path | None = None
     """Run folder whose trained weights are reused, if the training is the same: Vanilla's for tent and cotta."""
@@ -404,9 +406,9 @@ class TrainOptions:
     """Device to run on; unset: CUDA if available."""
     threads: int | None = None
     """CPU threads; unset: UAT_THREADS, or one."""
-    dry_run: bool = False
+    dry_run: Switch = False
     """Print the settings and stop."""
-    json: bool = False
+    json: Switch = False
     """Print JSON instead of a table."""
 
 
@@ -442,12 +444,15 @@ def named(kind: str, name: str, registry: Registry[Any]) -> str:
     return lookup(kind, name, registry)
 
 
-def parse(kind: Any, args: list[str], prog: str) -> Any:
-    """Parse with tyro, and turn its error message into a ValueError of one sentence."""
+def parse(kind: Any, args: list[str], prog: str, *, both_flags: bool = False) -> Any:
+    """Parse with tyro, and turn its error message into a ValueError of one sentence.
+
+    both_flags: give booleans two flags, `--x` and `--no-x`, so that the sentence in the help describes the first.
+    """
     message = io.StringIO()
     try:
         with contextlib.redirect_stderr(message):
-            return tyro.cli(kind, args=args, prog=prog, config=(tyro.conf.FlagCreatePairsOff,))
+            return tyro.cli(kind, args=args, prog=prog, config=() if both_flags else (tyro.conf.FlagCreatePairsOff,))
     except SystemExit as stop:
         if not stop.code:
             raise

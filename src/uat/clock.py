@@ -48,7 +48,7 @@ class Clock:
         valid = trajectory.valid
         told = trajectory if trajectory.told is None else trajectory.told
         reward_BT, known_BT = known_rewards(told.reward, told.reward_known), told.reward_known
-        obs, prev_action, prev_reward = told_by.get()(self, trajectory.obs, told.action, reward_BT, valid)
+        obs, prev_action, prev_reward = inputs_by.get()(self, trajectory.obs, told.action, reward_BT, valid)
         return Batch(
             obs=obs,
             prev_action=prev_action,
@@ -61,7 +61,7 @@ class Clock:
             trajectory=trajectory,
         )
 
-    def told(self, obs: Tensor, action: Tensor, reward_BT: Tensor, valid_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def inputs(self, obs: Tensor, action: Tensor, reward_BT: Tensor, valid_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return what policies know at every step: observations, previous actions, rewards that have arrived."""
         prev_action, prev_reward_BT = shift(action, 1), shift(reward_BT, self.reward_lag)
         return blank(obs, valid_BT), blank(prev_action, valid_BT), blank(prev_reward_BT, valid_BT) * self.reward_scale
@@ -87,9 +87,9 @@ def known_rewards(reward: Tensor, known: Tensor | None = None) -> Tensor:
     return numbers if known is None else torch.where(known, numbers, 0.0)
 
 
-told_by: ContextVar[Callable[[Clock, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]]
-told_by = ContextVar("told_by", default=Clock.told)
-"""The function that computes `Clock.told` for a batch. While an engine runs, it is a kernel with the same bits."""
+inputs_by: ContextVar[Callable[[Clock, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]]
+inputs_by = ContextVar("inputs_by", default=Clock.inputs)
+"""The function that computes `Clock.inputs` for a batch. While an engine runs, it is a kernel with the same bits."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -110,9 +110,9 @@ class History:
     def step(self, obs: Tensor, allowed: Tensor | None = None) -> Step:
         """Return the input of the policy at the present step."""
         t = len(self.actions) - 1
-        told = {"prev_action": self.actions[t], "prev_reward": self.rewards[t]}
+        feedback = {"prev_action": self.actions[t], "prev_reward": self.rewards[t]}
         known_B = self.known[t] if t < len(self.known) else None
-        return Step(obs=obs, first=self.starts[min(t, 1)], reward_known=known_B, allowed=allowed, **told)
+        return Step(obs=obs, first=self.starts[min(t, 1)], reward_known=known_B, allowed=allowed, **feedback)
 
     def add(self, action: Tensor, reward_B: Tensor, known_B: Tensor | None = None) -> None:
         """Append the action and the reward of the present step, as the channel carries them. Once a mask of known

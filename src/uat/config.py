@@ -228,8 +228,8 @@ def lookup(kind: str, name: str, table: Mapping[str, Any] | Iterable[str]) -> st
     if not isinstance(name, str):
         raise ValueError(f"{kind}={shown(name)} must be str")
     if name not in table:
-        if isinstance(table, Registry) and (refusal := table.refusal(name)) is not None:
-            raise ValueError(refusal)
+        if isinstance(table, Registry) and (reason := table.unsupported_reason(name)) is not None:
+            raise ValueError(reason)
         raise ValueError(f"unknown {kind} {shown(name)}{suggestion(name, table)}")
     return name
 

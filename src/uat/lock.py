@@ -25,6 +25,8 @@ except ImportError:  # pragma: no cover (Windows)
     fcntl = None
 
 FILE = ".lock"
+NOTE_SECONDS = 1.0
+"""How long to wait for the record of a holder that has just taken the lock."""
 
 
 class LockedError(ValueError):
@@ -37,10 +39,13 @@ def locked(folder: Path, what: str, *, wait_seconds: float = 0.0) -> Iterator[No
 
     what: a short description of what this process does in the folder, shown to other processes.
     """
-    deadline = time.monotonic() + wait_seconds
-    while (descriptor := _take(folder / FILE)) is None:
-        if time.monotonic() >= deadline:
-            raise LockedError(f"{folder} is in use by {_holder(folder / FILE)}; wait for it, or choose another folder")
+    file, begun = folder / FILE, time.monotonic()
+    while (descriptor := _take(file)) is None:
+        holder, waited = _holder(file), time.monotonic() - begun
+        if waited >= (wait_seconds if holder else max(wait_seconds, NOTE_SECONDS)):
+            raise LockedError(
+                f"{folder} is in use by {holder or 'another process'}; wait for it, or choose another folder"
+            )
         time.sleep(0.02)
     try:
         _write(descriptor, _about(what))
@@ -85,10 +90,10 @@ def _write(descriptor: int, content: bytes) -> None:
     os.write(descriptor, content)
 
 
-def _holder(file: Path) -> str:
-    """Describe the process that holds the lock, from the record in the file, which may not be written yet."""
+def _holder(file: Path) -> str | None:
+    """Describe the process that holds the lock, from the record in the file; None if there is no whole record."""
     with contextlib.suppress(ValueError, KeyError, TypeError, OSError):
         record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         machine = "" if record["machine"] == platform.node() else f" on {record['machine']}"
         return f"process {record['process']}{machine} ({record['what']}, since {record['since']})"
-    return "another process"
+    return None

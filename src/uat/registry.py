@@ -229,7 +229,7 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
         """Return the entries that are loaded, without importing anything."""
         return dict(self._entries)
 
-    def refusal(self, name: Any) -> str | None:
+    def unsupported_reason(self, name: Any) -> str | None:
         """Return why a missing name cannot be used; None if it is simply unknown."""
         if is_address(name):
             return f"the {self.kind} {name} is code, which is imported only if you say so: {TRUST}"

@@ -170,6 +170,7 @@ def opened(run: Run | Path | str, *, trust: bool = False, domain: Domain | None 
     trust: import the code that the run's config names; it is refused otherwise.
     domain: the domain object that the run was trained in, if its code has neither a name nor an address.
     """
+    checked(trust, bool, "trust")
     given = None if domain is None else domain_known_as(checked(domain, Domain, "domain"))
     run = run if isinstance(run, Run) else Run.open(run, trust=trust)
     if given is not None:
@@ -345,11 +346,9 @@ def _method_in(file: Path, name: Any, *, trust: bool) -> Method:
             return METHODS[name]
     except ValueError as error:
         raise RunError(f"{file}: {error}") from None
-    refusal = METHODS.refusal(name)
+    reason = METHODS.unsupported_reason(name)
     raise RunError(
-        f"{file} holds the method {name!r}, which this version does not know"
-        if refusal is None
-        else f"{file}: {refusal}"
+        f"{file} holds the method {name!r}, which this version does not know" if reason is None else f"{file}: {reason}"
     )
 
 

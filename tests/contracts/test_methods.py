@@ -191,7 +191,9 @@ def test_padding_never_changes_a_loss(method: str, spec: Spec) -> None:
 @pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].domains is None])
 def test_large_vocabularies_are_carried(method: str) -> None:
     """By every method that serves every domain; others know theirs."""
-    policy = build_random(method, LARGE, dtype=torch.float32, d_model=6, num_heads=2)
+    known = {item.name for item in fields(METHODS[method].config)}
+    sizes = {name: size for name, size in {"d_model": 6, "num_heads": 2}.items() if name in known}
+    policy = build_random(method, LARGE, dtype=torch.float32, **sizes)
     batch = random_batch(LARGE, episodes=2)
     assert gradients(policy, batch)["head.linear.weight"] is not None
     assert total_loss(policy, batch).item() == pytest.approx(11.0, abs=2.0)  # log 60,000 = 11.0

@@ -34,7 +34,7 @@ def panel(file: Path) -> Panel:
 @every_file
 def test_the_check_passes_and_counts_the_windows_that_the_domain_plays(file: Path) -> None:
     [report] = SOURCES["markets"].check(file)
-    assert report.refusal is None
+    assert report.unsupported_reason is None
     config = MarketsConfig(data=str(file))
     markets = load(config.data, config.suspensions, config.days, config.protocol)
     assert np.isfinite(markets[0].feature_TNF).all()

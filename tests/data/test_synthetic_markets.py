@@ -33,7 +33,7 @@ every_market = pytest.mark.parametrize("name", SIZES)
 @every_market
 def test_bars_pass_the_check_with_nothing_odd(name: str) -> None:
     report = inspect(market(name).bars, name)
-    assert report.refusal is None
+    assert report.unsupported_reason is None
     odd = {f.what: f.count for f in report.findings}
     assert odd.pop("jumps over 25%") <= 5
     assert set(odd.values()) == {0}

@@ -112,6 +112,33 @@ def test_copies_decide_as_the_original() -> None:
     assert all(torch.equal(twin.act(obs, reward=[0.5, -0.5]), expected) for twin in twins)
 
 
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
+@pytest.mark.parametrize(
+    ("method", "action"),
+    [
+        ("uat", Discrete(4)),
+        ("vanilla", Weights(4)),
+        interpreted("vanilla", Discrete(4)),
+        interpreted("dt", Discrete(4)),
+    ],
+    ids=str,
+)
+def test_an_answer_that_is_not_finite_is_refused_and_forgotten(method: str, action: Discrete | Weights) -> None:
+    """As on a CPU: otherwise the keys of that step make every later answer of the stream NaN or action 0."""
+    policy = build(method, replace(SPEC, action=action))
+    with torch.no_grad():
+        policy.get_parameter("backbone.encoder.linear.weight")[::2, 0] = 1e38
+    session, fresh = (Session(policy, streams=2, path="fast") for _ in range(2))
+    good, bad = torch.ones(2, 5), torch.ones(2, 5)
+    good[:, 0], bad[:, 0] = 0, torch.tensor([0, 9])
+    reward = torch.zeros(2)
+    session.act(good, reward=reward)
+    with pytest.raises(ValueError, match=r"answer is not finite.* all streams .* begin a new episode"):
+        session.act(bad, reward=reward)
+    for _ in range(2):
+        assert torch.equal(session.act(good, reward=reward), fresh.act(good, reward=reward))
+
+
 @pytest.mark.parametrize(
     "part", ["backbone.blocks", interpreted("backbone.encoder"), interpreted("utility"), interpreted("head")]
 )
@@ -155,9 +182,9 @@ def test_unasked_any_number_of_streams_takes_it(monkeypatch: pytest.MonkeyPatch)
 def test_kernels_are_compiled_when_it_opens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Opening a session takes one empty step, which does not affect episodes: the test above compares decisions."""
     seen: list[Step] = []
-    decide = FusedUAT.decide
+    answer = FusedUAT.answer
     monkeypatch.setattr(
-        FusedUAT, "decide", lambda self, state, step, *drawn: (seen.append(step), decide(self, state, step))[1]
+        FusedUAT, "answer", lambda self, state, step, *drawn: (seen.append(step), answer(self, state, step))[1]
     )
     session = Session(build("uat"), streams=3, path="fast")
     (step,) = seen

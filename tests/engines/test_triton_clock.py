@@ -15,9 +15,9 @@ pytest.importorskip("triton")
 
 from uat.clock import Clock, nothing
 from uat.engines import kernels
-from uat.engines.kernels import can_tell, fused_operations
+from uat.engines.kernels import can_shift, fused_operations
 from uat.engines.triton import clock as clock_kernel
-from uat.engines.triton.clock import BLOCK, fused_told
+from uat.engines.triton.clock import BLOCK, fused_inputs
 from uat.episode import Batch, Told, Trajectory
 
 DEVICE = "cuda" if CUDA else "cpu"
@@ -51,7 +51,7 @@ def parts(trajectory: Trajectory) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def fused(clock: Clock, trajectory: Trajectory) -> tuple[Tensor, Tensor, Tensor]:
     given = parts(trajectory.to(DEVICE))
     none = nothing(given[0]), nothing(given[1])
-    obs, action, reward_BT = fused_told(*given, lag=clock.reward_lag, scale=clock.reward_scale, none=none)
+    obs, action, reward_BT = fused_inputs(*given, lag=clock.reward_lag, scale=clock.reward_scale, none=none)
     return obs.cpu(), action.cpu(), reward_BT.cpu()
 
 
@@ -65,7 +65,7 @@ def same(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> bool:
     return all(torch.equal(bits(x), bits(y)) for x, y in zip(found, expected, strict=True))
 
 
-def told(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+def inputs_of(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     return batch.obs.cpu(), batch.prev_action.cpu(), batch.prev_reward.cpu()
 
 
@@ -73,7 +73,7 @@ def told(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize("lag", [0, 1, 3, STEPS + 2])
 def test_one_launch_tells_what_many_do_at_any_lag_and_scale(lag: int, scale: float) -> None:
     clock, trajectory = Clock(reward_lag=lag, reward_scale=scale), episodes()
-    assert same(fused(clock, trajectory), told(clock.batch(trajectory)))
+    assert same(fused(clock, trajectory), inputs_of(clock.batch(trajectory)))
 
 
 def test_padding_never_gets_through() -> None:
@@ -93,7 +93,7 @@ def test_padding_may_lie_between_real_steps() -> None:
     trajectory.valid = torch.arange(5 * STEPS).view(5, STEPS) % 7 % 3 > 0
     trajectory.reward = trajectory.reward.nan_to_num(1e30)
     trajectory.obs = trajectory.obs.nan_to_num(1e30)
-    assert same(fused(clock, trajectory), told(clock.batch(trajectory)))
+    assert same(fused(clock, trajectory), inputs_of(clock.batch(trajectory)))
 
 
 @pytest.mark.parametrize(
@@ -112,25 +112,25 @@ def test_padding_may_lie_between_real_steps() -> None:
         ((2, 3, BLOCK + 1), False),
     ],
 )
-def test_observations_of_any_shape_are_told(shape: tuple[int, ...], ids: bool) -> None:
+def test_observations_of_any_shape_are_delivered(shape: tuple[int, ...], ids: bool) -> None:
     clock, trajectory = Clock(reward_lag=2, reward_scale=0.5), episodes(shape, ids=ids)
     found = fused(clock, trajectory)
-    assert same(found, told(clock.batch(trajectory)))
+    assert same(found, inputs_of(clock.batch(trajectory)))
     assert (found[0][~trajectory.valid] == (-1 if ids and len(shape) == 2 else 0)).all()
 
 
 @pytest.mark.parametrize("shape", [(0, STEPS, 7), (5, 0, 7), (0, 0)])
 def test_for_no_steps_nothing_is_launched(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock_kernel, "_told", None)
+    monkeypatch.setattr(clock_kernel, "_inputs", None)
     trajectory = episodes(shape)
-    assert same(fused(Clock(), trajectory), told(Clock().batch(trajectory)))
+    assert same(fused(Clock(), trajectory), inputs_of(Clock().batch(trajectory)))
 
 
 @pytest.mark.parametrize("some", [(slice(None), slice(None, None, 2)), (slice(1, None, 3), slice(3, 9))])
 def test_steps_may_lie_apart(some: tuple[slice, slice]) -> None:
     trajectory, clock = episodes((6, 2 * STEPS, 7)), Clock(reward_scale=-0.5)
     found = fused(clock, trajectory.to(DEVICE).map(lambda x: x[some]))
-    assert same(found, told(clock.batch(trajectory.map(lambda x: x[some]))))
+    assert same(found, inputs_of(clock.batch(trajectory.map(lambda x: x[some]))))
 
 
 def test_nothing_is_written_past_the_end() -> None:
@@ -139,7 +139,7 @@ def test_nothing_is_written_past_the_end() -> None:
     kinds = torch.float32, torch.int64, torch.float32
     obs, action, reward = (torch.full((BLOCK,), -9, dtype=kind, device=DEVICE) for kind in kinds)
     sizes = {"rows": rows, "T": STEPS, "W": 7, "lag": 1, "scale": 1.0}
-    cast(Any, clock_kernel._told)[(2,)](*given, obs, action, reward, **sizes, NO_OBS=0, NO_ACTION=-1, BLOCK=BLOCK)
+    cast(Any, clock_kernel._inputs)[(2,)](*given, obs, action, reward, **sizes, NO_OBS=0, NO_ACTION=-1, BLOCK=BLOCK)
     for out, size in ((obs, 7 * rows), (action, rows), (reward, rows)):
         assert (out[:size] != -9).all()
         assert (out[size:] == -9).all()
@@ -157,24 +157,24 @@ def test_the_clock_hands_on_all_that_the_kernel_needs(monkeypatch: pytest.Monkey
     clicks = replace(trajectory, told=Told(action=trajectory.action, reward=trajectory.reward > 0))
     for each in (trajectory, other, clicks):
         action, reward = (None, None) if each.told is None else (each.told.action, each.told.reward)
-        expected = clock.told(
+        expected = clock.inputs(
             each.obs,
             each.action if action is None else action,
             each.reward if reward is None else reward.float(),
             each.valid,
         )
         with monkeypatch.context() as without, fused_operations():
-            without.delattr(Clock, "told")
+            without.delattr(Clock, "inputs")
             batch = clock.batch(each.to(DEVICE))
-        assert same(told(batch), expected)
+        assert same(inputs_of(batch), expected)
 
 
 def test_the_kernel_is_asked_for_plain_ids_and_numbers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     trajectory = episodes()
-    assert can_tell(*parts(trajectory.to(DEVICE))) == CUDA
+    assert can_shift(*parts(trajectory.to(DEVICE))) == CUDA
     monkeypatch.setattr(kernels, "compiles", lambda device: True)
     plain = trajectory.to(DEVICE)
-    assert can_tell(*parts(plain))
+    assert can_shift(*parts(plain))
     weights = torch.zeros(5, STEPS, 3, device=DEVICE)
     for change in (
         {"obs": plain.obs.double()},
@@ -188,7 +188,7 @@ def test_the_kernel_is_asked_for_plain_ids_and_numbers_alone(monkeypatch: pytest
         {"valid": plain.valid[:1]},
         {"reward": plain.reward.to("meta")},
     ):
-        assert not can_tell(*parts(replace(plain, **change))), list(change)
+        assert not can_shift(*parts(replace(plain, **change))), list(change)
 
 
 @pytest.mark.gpu
@@ -198,11 +198,11 @@ def test_a_gpu_tells_what_a_cpu_does_and_by_the_kernel(
     shape: tuple[int, ...], ids: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, trajectory = Clock(reward_lag=3, reward_scale=-0.3), episodes(shape, ids=ids)
-    expected, moved = told(clock.batch(trajectory)), trajectory.to("cuda")
+    expected, moved = inputs_of(clock.batch(trajectory)), trajectory.to("cuda")
     with fused_operations():
-        monkeypatch.delattr(Clock, "told")
+        monkeypatch.delattr(Clock, "inputs")
         batch = clock.batch(moved)
-    assert same(told(batch), expected)
+    assert same(inputs_of(batch), expected)
     assert batch.target is moved.target
     assert batch.valid is moved.valid
     assert batch.trajectory is moved
@@ -211,7 +211,7 @@ def test_a_gpu_tells_what_a_cpu_does_and_by_the_kernel(
 def test_an_engine_sets_the_kernel_for_as_long_as_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel is also unset after a failure; outside, only torch's own operations compute."""
     asked: list[Tensor] = []
-    monkeypatch.setattr(kernels, "can_tell", lambda obs, *others: bool(asked.append(obs)))
+    monkeypatch.setattr(kernels, "can_shift", lambda obs, *others: bool(asked.append(obs)))
     clock, trajectory = Clock(), episodes()
     clock.batch(trajectory)
     assert not asked

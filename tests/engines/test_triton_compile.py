@@ -19,9 +19,9 @@ SMALL = ("method.d_model=32", "method.num_heads=2", "method.d_ff=64")
 """A width that is not the number of steps read at a time: shapes that must not be mistaken for each other."""
 
 
-DEALT = 24 * 1024
+IN_LAYOUT = 24 * 1024
 """Most shared memory of a kernel that reads its weights, keys and values into registers: all of them are more."""
-ONLY_DEALT = (("uat", "_play"), ("uat", "three", "_play"))
+ONLY_IN_LAYOUT = (("uat", "_play"), ("uat", "three", "_play"))
 EXACT: dict[tuple[str, ...], int] = {
     ("uat", "_step", "_play"): 136,
     ("vanilla", "_step", "_play"): 96,
@@ -85,6 +85,6 @@ def test_kernels_compile_and_keep_to_their_registers(
     most = 4 * SPILLED if {*WIDE, *HALF_WIDE} & {*given} else SPILLED
     for kernel in kernels:
         assert kernel["spilled"] <= most, kernel
-        assert kernel["shared"] <= (DEALT if given in ONLY_DEALT else EXACT.get(given, 160) * 1024), kernel
+        assert kernel["shared"] <= (IN_LAYOUT if given in ONLY_IN_LAYOUT else EXACT.get(given, 160) * 1024), kernel
     if given in EXACT:
         assert max(kernel["shared"] for kernel in kernels) == EXACT[given] * 1024

@@ -19,7 +19,7 @@ from uat.engines.triton.acting import SMALL
 from uat.engines.triton.complete_weights import feedback, projections
 from uat.engines.triton.pack import Packed
 from uat.engines.triton.step import pack
-from uat.engines.triton.tensor_core_layout import deal
+from uat.engines.triton.tensor_core_layout import arrange
 from uat.methods import METHODS
 from uat.methods.policy import TransformerPolicy
 from uat.nn.blocks import Block
@@ -43,19 +43,19 @@ def build(method: str, **sizes: int) -> TransformerPolicy:
     return policy.to(DEVICE)
 
 
-def slowly(policy: TransformerPolicy, *, half: bool, dealt: bool) -> Packed:
-    """Each matrix dealt alone, if it is, and rounded by torch."""
+def slowly(policy: TransformerPolicy, *, half: bool, tensor_core_layout: bool) -> Packed:
+    """Each matrix reordered alone, if it is reordered, and rounded by torch."""
     backbone, d, matrices, vectors = policy.backbone, policy.backbone.config.d_model, [], []
     for block in backbone.blocks:
         assert isinstance(block, Block)
         a, (up, _, down) = block.attention, cast("tuple[nn.Linear, Any, nn.Linear]", tuple(block.ff))
         weight, bias = projections(a.project)
         rest = [a.out.weight, up.weight, down.weight]
-        if dealt:
-            matrices += [deal(part, narrow=True) for part in weight.split(d)]
+        if tensor_core_layout:
+            matrices += [arrange(part, narrow=True) for part in weight.split(d)]
             blocks = [] if bias is None else [torch.block_diag(*part) for part in bias]
-            matrices += [deal(part, narrow=True, short=True) for part in blocks]
-            matrices += [deal(part, narrow=True) for part in rest]
+            matrices += [arrange(part, narrow=True, short=True) for part in blocks]
+            matrices += [arrange(part, narrow=True) for part in rest]
         else:
             matrices += [weight, *([] if bias is None else [bias]), *rest]
         vectors += [block.attention_norm.weight, block.attention_norm.bias, a.out.bias]
@@ -67,16 +67,16 @@ def slowly(policy: TransformerPolicy, *, half: bool, dealt: bool) -> Packed:
         packed = packed.clamp(-most, most).half()
     if (utility := utility_of(policy)) is not None:
         told = feedback(utility)
-        if dealt and d * told.token.shape[1] <= SMALL.value:
-            told = told._replace(token=torch.cat([deal(part) for part in told.token.split(d)]))
-    return Packed(packed, torch.cat(vectors), told, dealt)
+        if tensor_core_layout and d * told.token.shape[1] <= SMALL.value:
+            told = told._replace(token=torch.cat([arrange(part) for part in told.token.split(d)]))
+    return Packed(packed, torch.cat(vectors), told, tensor_core_layout)
 
 
-def check(policy: TransformerPolicy, precise: str, *, dealt: bool) -> None:
+def check(policy: TransformerPolicy, precise: str, *, tensor_core_layout: bool) -> None:
     with precision(precise), torch.no_grad():
         found = pack(policy.backbone, utility_of(policy))
-        expected = slowly(policy, half=precise == "tf32", dealt=dealt)
-    assert found.dealt == dealt
+        expected = slowly(policy, half=precise == "tf32", tensor_core_layout=tensor_core_layout)
+    assert found.tensor_core_layout == tensor_core_layout
     assert found.matrices.isnan().any()
     assert found.vectors.isnan().any()
     same_bits(found.matrices, expected.matrices)
@@ -99,7 +99,7 @@ def same_bits(found: Tensor | None, expected: Tensor) -> None:
 
 @pytest.mark.parametrize("method", ["vanilla", *(name for name in METHODS if name.split("-")[0] == "uat")])
 def test_weights_of_every_variant_are_packed_as_torch_would(method: str) -> None:
-    check(build(method, d_model=32, num_heads=2, d_ff=64, num_layers=2), "tf32", dealt=True)
+    check(build(method, d_model=32, num_heads=2, d_ff=64, num_layers=2), "tf32", tensor_core_layout=True)
 
 
 @pytest.mark.parametrize("method", ["vanilla", "uat"])
@@ -107,19 +107,19 @@ def test_weights_of_every_variant_are_packed_as_torch_would(method: str) -> None
     ("d", "heads", "f", "layers"), [(16, 2, 32, 2), (32, 1, 32, 3), (32, 4, 128, 1), (64, 4, 128, 3), (64, 1, 64, 1)]
 )
 def test_so_are_those_of_every_size(method: str, d: int, heads: int, f: int, layers: int) -> None:
-    check(build(method, d_model=d, num_heads=heads, d_ff=f, num_layers=layers), "tf32", dealt=True)
+    check(build(method, d_model=d, num_heads=heads, d_ff=f, num_layers=layers), "tf32", tensor_core_layout=True)
 
 
 @pytest.mark.parametrize(
     ("method", "d", "precise"), [("vanilla", 32, "fp32"), ("uat", 32, "fp32"), ("vanilla", 128, "tf32")]
 )
-def test_where_they_are_not_dealt_they_lie_side_by_side(method: str, d: int, precise: str) -> None:
-    check(build(method, d_model=d, num_heads=4, d_ff=64, num_layers=2), precise, dealt=False)
+def test_without_the_layout_matrices_lie_side_by_side(method: str, d: int, precise: str) -> None:
+    check(build(method, d_model=d, num_heads=4, d_ff=64, num_layers=2), precise, tensor_core_layout=False)
 
 
 def test_gates_of_wide_utilities_are_left_as_they_are() -> None:
     policy = build("uat", d_model=64, num_heads=4, d_ff=64, num_layers=1, d_utility=128)
-    check(policy, "tf32", dealt=True)
+    check(policy, "tf32", tensor_core_layout=True)
     with precision("tf32"):
         told = pack(policy.backbone, utility_of(policy)).feedback
     assert told is not None
@@ -129,11 +129,11 @@ def test_gates_of_wide_utilities_are_left_as_they_are() -> None:
 @pytest.mark.parametrize("method", ["vanilla", "uat"])
 def test_many_layers_take_several_launches(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_pack, "MOST_LAYERS", 2)
-    check(build(method, d_model=16, num_heads=2, d_ff=32, num_layers=5), "tf32", dealt=True)
+    check(build(method, d_model=16, num_heads=2, d_ff=32, num_layers=5), "tf32", tensor_core_layout=True)
 
 
 def test_a_parameter_may_lie_in_memory_in_any_order() -> None:
     policy = build("uat", d_model=16, num_heads=2, d_ff=32, num_layers=2)
     linear = cast(Any, policy.backbone.blocks[1]).ff[0]
     linear.weight.data = linear.weight.data.t().contiguous().t()
-    check(policy, "tf32", dealt=True)
+    check(policy, "tf32", tensor_core_layout=True)

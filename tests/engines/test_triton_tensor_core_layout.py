@@ -16,12 +16,12 @@ import triton
 import triton.language as tl
 
 from uat.engines.triton.tensor_core_layout import (
-    deal,
-    dealt,
-    dealt_diagonal,
-    dealt_keys,
-    dealt_values,
+    arrange,
     key_place,
+    load_block_diagonal,
+    load_keys,
+    load_matrix,
+    load_values,
     value_place,
 )
 
@@ -36,12 +36,12 @@ def _written(to, found, K: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def _read(ptr, to, K: tl.constexpr, N: tl.constexpr):
-    _written(to, dealt(ptr, K, N), K, N)
+    _written(to, load_matrix(ptr, K, N), K, N)
 
 
 @triton.jit
 def _read_diagonal(ptr, to, D: tl.constexpr, E: tl.constexpr):
-    _written(to, dealt_diagonal(ptr, D, E), D, D)
+    _written(to, load_block_diagonal(ptr, D, E), D, D)
 
 
 @triton.jit
@@ -53,8 +53,8 @@ def _remember(keys_ptr, values_ptr, k_ptr, v_ptr, s, D: tl.constexpr, S: tl.cons
 
 @triton.jit
 def _recall(keys_ptr, values_ptr, to_keys, to_values, most, D: tl.constexpr, S: tl.constexpr):
-    _written(to_keys, dealt_keys(keys_ptr, most, D, S), D, S)
-    _written(to_values, dealt_values(values_ptr, most, D, S), S, D)
+    _written(to_keys, load_keys(keys_ptr, most, D, S), D, S)
+    _written(to_values, load_values(values_ptr, most, D, S), S, D)
 
 
 def some(*shape: int) -> Tensor:
@@ -68,9 +68,9 @@ def launch(kernel: Any, *given: Any, **sizes: int) -> None:
 
 @pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize(("k", "n"), SIZES)
-def test_a_matrix_comes_back_as_it_was_dealt(k: int, n: int, narrow: bool) -> None:
+def test_a_matrix_comes_back_as_it_was_stored(k: int, n: int, narrow: bool) -> None:
     w_NK = some(n, k)
-    packed, found = deal(w_NK, narrow=narrow), torch.empty(k, n, device=DEVICE)
+    packed, found = arrange(w_NK, narrow=narrow), torch.empty(k, n, device=DEVICE)
     launch(_read, packed.half() if narrow else packed, found, K=k, N=n)
     assert torch.equal(found, w_NK.T)
 
@@ -78,8 +78,8 @@ def test_a_matrix_comes_back_as_it_was_dealt(k: int, n: int, narrow: bool) -> No
 @pytest.mark.parametrize(("d", "e"), [(16, 4), (32, 8), (32, 16), (64, 8), (64, 16), (64, 32), (64, 64)])
 def test_so_do_blocks_along_a_diagonal_and_nothing_beside_them(d: int, e: int) -> None:
     w_DD = torch.block_diag(*some(d // e, e, e))
-    packed, found = deal(w_DD, narrow=True, short=True).half(), torch.empty(d, d, device=DEVICE)
-    beside = deal((w_DD == 0).float(), narrow=True, short=True).bool()
+    packed, found = arrange(w_DD, narrow=True, short=True).half(), torch.empty(d, d, device=DEVICE)
+    beside = arrange((w_DD == 0).float(), narrow=True, short=True).bool()
     if e % 16 == 0:  # what is beside them is not read
         packed[beside] = torch.nan
     launch(_read_diagonal, packed, found, D=d, E=e)

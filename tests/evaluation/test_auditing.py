@@ -153,3 +153,27 @@ def test_an_empty_channel_gives_equal_outputs(tmp_path: Path, capsys: Any) -> No
     assert [row["channel"] for row in rows] == ["observation", "action", "reward"]
     assert [row["divergence"] > 0 for row in rows] == [True, False, False]
     assert all(row["informative"] and row["told_apart"] == 0 for row in rows)
+
+
+ODD: dict[str, Any] = {
+    "number": 3,
+    "text": "x",
+    "lists": [[]],
+    "tensor": torch.ones(2),
+    "tensor without values": torch.ones(2, device="meta"),
+    "class": Spec,
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("name", ["policy", "histories", "spec", "reference"])
+def test_an_argument_of_a_wrong_type_is_refused_by_its_name(name: str, odd: str) -> None:
+    given: dict[str, Any] = {"policy": build("uat", SPECS["vector-discrete"]), name: ODD[odd]}
+    with pytest.raises(ValueError, match=rf"^audit: {name}=.* must be "):
+        uat.audit(**given)
+
+
+@pytest.mark.parametrize("device", ["mps", "meta", 1.5, "a\0b"])
+def test_a_device_that_is_none_is_refused(device: Any) -> None:
+    with pytest.raises(ValueError, match=r"device.* 'cpu' or 'cuda'"):
+        uat.audit(build("uat", SPECS["vector-discrete"]), device=device)

@@ -191,7 +191,7 @@ def test_a_method_is_held_against_the_domains_rivals() -> None:
 
 def test_two_runs_that_differ_in_a_setting_stay_two_lines() -> None:
     """Two runs of the same method, task and seed with different settings: neither may hide the other."""
-    found = [*runs("uat", [0.25], ceiling=None), *runs("uat", [0.75], {"method.decay": 0.5}, ceiling=None)]
+    found = [*runs("uat", [0.25], ceiling=None), *runs("uat", [0.75], {"method.feedback_decay": 0.5}, ceiling=None)]
     rows = score_rows(compare(found))
     assert sorted(row["accuracy"][:5] for row in rows) == ["0.250", "0.750"]
 

@@ -1,4 +1,4 @@
-"""Writes the golden curves anew: `python -m tests.golden.write`, or with the names of some methods."""
+"""Write the golden curves again: `python -m tests.golden.write`, or with the names of some methods."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A bandit that only feedback reveals: what can be learnt is known exactly, and so is what cannot.
+"""A bandit that only feedback reveals: the best accuracy is known exactly, with and without feedback.
 
-One of A arms pays 1, the others nothing; which one is hidden and drawn anew for each episode; the observation
-is always the same. Whoever tries arm after arm until one pays is right with chance min(t, A) / A at step t.
-Whoever does not see its feedback is right with chance 1 / A at every step.
+One of A arms pays 1, the others nothing; the arm is hidden and drawn for each episode, and the observation is always
+the same. A policy that tries arm after arm until one pays is right with probability min(t, A) / A at step t. A policy
+that does not see its feedback is right with probability 1 / A at every step.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ SEEING = [
 
 
 @pytest.mark.parametrize(("method", "settings"), SEEING)
-def test_who_sees_actions_and_rewards_learns_to_find_the_arm(method: str, settings: dict[str, Any]) -> None:
+def test_a_policy_that_sees_actions_and_rewards_learns_to_find_the_arm(method: str, settings: dict[str, Any]) -> None:
     right_T, best_T = accuracy(learn(method, **settings)), torch.tensor(BEST)
-    assert (right_T <= best_T + 1e-6).all()  # nobody can do better
+    assert (right_T <= best_T + 1e-6).all()  # the best possible accuracy
     assert right_T.mean() > best_T.mean() - 0.05
     assert right_T[A - 1 :].mean() > 0.95  # once every arm could have been tried
 

@@ -176,8 +176,8 @@ CHANGES: dict[str, Row] = {
         f"{BLOCK}.ff is of class Sequential, expected FeedForward",
     ),
     # feedback
-    "decay": Row(put("utility.decay", 0.1), "utility.decay is 0.1, expected 0.7", FEEDBACK),
-    "rewards unseen": Row(put("utility.encoder.sees_reward", False), "sees_reward is False, expected True", FEEDBACK),
+    "decay": Row(put("utility.feedback_decay", 0.1), "utility.feedback_decay is 0.1, expected 0.7", FEEDBACK),
+    "rewards unseen": Row(put("utility.encoder.use_reward", False), "use_reward is False, expected True", FEEDBACK),
     "activation of utility": Row(put("utility.encoder.mlp.1", nn.Tanh()), "mlp.1 is of class Tanh", FEEDBACK),
     "bias of utility": Row(
         put("utility.encoder.mlp.0", nn.Linear(4, 8)), "mlp.0.bias is Parameter", FEEDBACK

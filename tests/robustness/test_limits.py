@@ -195,6 +195,8 @@ ARGUMENTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "evaluated for ever": (lambda run: uat.evaluate(run, episodes=10**7), "episodes=10000000 must be at least 1"),
     "audited": (lambda run: audit_run(run, episodes=10**7), "audit: episodes=10000000 must lie|must be at least 2"),
     "drawn": (lambda run: audit_run(run, draws=10**9), "audit: draws=1000000000 must be"),
+    "trusted": (lambda run: uat.evaluate(run, trust="no"), "trust='no' must be bool"),  # pyright: ignore[reportArgumentType]
+    "trusted when open": (lambda run: uat.evaluate(uat.Run.open(run), trust=1), "trust=1 must be bool"),  # pyright: ignore[reportArgumentType]
     "run": (lambda run: uat.evaluate({}), "run={} must be a path"),  # pyright: ignore[reportArgumentType]
 }
 

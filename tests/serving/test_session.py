@@ -376,3 +376,16 @@ def test_a_session_needs_a_stream() -> None:
 def test_a_session_needs_room(capacity: int) -> None:
     with pytest.raises(ValueError, match=f"capacity={capacity} must be at least 1"):
         Session(build_random("uat", SPECS["vector-discrete"]), capacity=capacity)
+
+
+# ---------------------------------------------------------------- the engine, by name
+
+
+def test_a_session_names_its_engine_and_why_it_is_not_faster() -> None:
+    policy = build_random("uat", SPECS["vector-discrete"], dtype=torch.float32)
+    few, many = Session(policy, streams=2), Session(policy, streams=64)
+    assert (few.engine, few.refused) == ("NumPy step", None)
+    assert (many.engine, many.refused) == ("plain", "more than 8 streams are faster all at once")
+    assert Session(policy, path="cached").refused is None  # as requested
+    gated = Session(build_random("gtrxl", SPECS["vector-discrete"], dtype=torch.float32))
+    assert (gated.engine, gated.refused) == ("plain", "GTrXL has no fast step")

@@ -77,10 +77,10 @@ def test_a_training_stopped_before_the_first_number_resumes_to_the_same_files(
         crash_at(4 + 4 * epochs, patch)  # four writes when a run begins, and four for each epoch
         with pytest.raises(Crash):
             train(config, tmp_path / "stopped", device="cpu")
-    standing = read_state(Run.open(tmp_path / "stopped")).standing
-    assert (standing.epoch, standing.best_epoch) == (epochs, 1)
-    assert standing.best_value is not None
-    assert math.isnan(standing.best_value)
+    progress = read_state(Run.open(tmp_path / "stopped")).progress
+    assert (progress.epoch, progress.best_epoch) == (epochs, 1)
+    assert progress.best_value is not None
+    assert math.isnan(progress.best_value)
     judged(monkeypatch, *values[epochs:])
     assert numbers(train(config, tmp_path / "stopped", resume=True, device="cpu").path) == numbers(whole.path)
 
@@ -114,7 +114,7 @@ def test_weights_that_diverge_in_the_last_step_end_in_a_sentence(
         train(tiny(), tmp_path, device="cpu")
     assert str(tmp_path) in str(caught.value)
     assert all(weight.isfinite().all() for weight in load_policy(tmp_path).state_dict().values())
-    assert read_state(Run.open(tmp_path)).standing.total == 2  # the checkpoint before is whole
+    assert read_state(Run.open(tmp_path)).progress.total == 2  # the checkpoint before is whole
 
 
 def broken(file: Path, *names: str, value: float = NAN) -> None:

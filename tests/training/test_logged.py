@@ -177,6 +177,9 @@ class LoggedToy(Policy):
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         return {"base": [self.a, *self.head.parameters()], "fast": [self.b]}
 
+    def learning_rates(self) -> dict[str, float]:
+        return {"fast": self.config.fast_lr}
+
 
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunConfig]:
@@ -285,7 +288,7 @@ def test_a_phase_that_makes_no_sense_is_refused(settings: dict[str, Any], messag
 # ---------------------------------------------------------------- rates of other groups
 
 
-def test_a_group_learns_at_the_setting_of_its_name(toy: Callable[..., RunConfig], tmp_path: Path) -> None:
+def test_a_group_learns_at_the_rate_that_its_policy_declares(toy: Callable[..., RunConfig], tmp_path: Path) -> None:
     _, policy = trainer(toy(train__epochs=1), tmp_path)
     rates = {group["name"]: group["lr"].item() for group in build_optimizer(policy, TrainConfig(lr=0.1)).param_groups}
     assert rates == pytest.approx({"base": 0.1, "fast": 0.2})
@@ -294,7 +297,7 @@ def test_a_group_learns_at_the_setting_of_its_name(toy: Callable[..., RunConfig]
 
 def test_a_group_without_a_rate_is_named(toy: Callable[..., RunConfig], tmp_path: Path) -> None:
     _, policy = trainer(toy(), tmp_path)
-    with pytest.raises(ValueError, match=r"group 'slow' without .* LoggedToyConfig has no setting slow_lr"):
+    with pytest.raises(ValueError, match=r"group 'slow' without .* one of fast, base, utility"):
         rate_of("slow", policy, TrainConfig())
 
 

@@ -36,9 +36,9 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             torch.cuda.set_sync_debug_mode("error")
         return run(self, index, epoch)
 
-    def waiting(self: Checkpoint, standing: Any) -> None:
+    def waiting(self: Checkpoint, progress: Any) -> None:
         torch.cuda.set_sync_debug_mode("default")
-        save(self, standing)
+        save(self, progress)
 
     monkeypatch.setattr(Epoch, "run", refusing)
     monkeypatch.setattr(Checkpoint, "save", waiting)

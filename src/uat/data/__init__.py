@@ -31,7 +31,7 @@ class Report:
     findings: list[Finding] = field(default_factory=list)
 
     @property
-    def refusal(self) -> str | None:
+    def unsupported_reason(self) -> str | None:
         """One sentence that says why the file cannot be used; None if the file is usable."""
         for finding in self.findings:
             if finding.refused:

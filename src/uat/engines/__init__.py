@@ -18,7 +18,7 @@ from uat.methods.policy import Policy, TransformerPolicy
 from uat.methods.uat import UAT
 from uat.methods.vanilla import Vanilla
 
-__all__ = ["Engine", "FusedEngine", "NumpyEngine", "plan", "plan_session"]
+__all__ = ["Engine", "FrozenFusedEngine", "FusedEngine", "NumpyEngine", "plan", "plan_session"]
 
 NUMPY_STREAMS = 8
 """Most streams for which the NumPy step, one stream after the other, is faster than the batched plain step."""

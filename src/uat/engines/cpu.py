@@ -179,11 +179,11 @@ class UtilityWeights:
         offsets_KEE = np.concatenate([_pairs(np.concatenate(offsets_3HEE), heads) for offsets_3HEE in offsets_L3HEE])
         return UtilityWeights(
             action_IF=_rows(utility.encoder.action) @ first_FI[:, :-1].T,
-            reward_F=first_FI[:, -1] * utility.encoder.sees_reward,
-            utility_F2U=np.hstack([last_FU, (1 - utility.decay) * last_FU]),
+            reward_F=first_FI[:, -1] * utility.encoder.use_reward,
+            utility_F2U=np.hstack([last_FU, (1 - utility.feedback_decay) * last_FU]),
             gates_2UX=np.hstack([_pairs(gates_2U3D.T, heads).T for gates_2U3D in gates]),
             offsets_KEE=offsets_KEE.swapaxes(1, 2),
-            decay_1=np.array([utility.decay]),
+            decay_1=np.array([utility.feedback_decay]),
         )
 
 

@@ -65,6 +65,11 @@ class FrozenFusedEngine(FusedEngine):
         with self._current():
             return super().decide(state, step, gumbel_BA)
 
+    def answer(self, state: Any, step: Step) -> tuple[Tensor, Tensor, Any]:
+        """Return the logits (B, A) of this step, the actions chosen from them, and the next state."""
+        with self._current():
+            return self.view.answer(state, step)
+
     def _current(self) -> contextlib.AbstractContextManager[Any]:
         """Make the policy's device the current one, on which kernels are launched."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext()

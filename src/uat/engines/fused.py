@@ -155,6 +155,11 @@ class FusedPolicy(TransformerPolicy):
             fused = kernels.fused_nll(self.head, h_BTD, target, batch.valid)
         return {"imitation": fused or masked_sum(self.head.nll(h_BTD, target), batch.valid)}
 
+    def answer(self, state: Any, step: Step, gumbel_BA: Tensor | None = None) -> tuple[Tensor, Tensor, Any]:
+        """Return the logits (B, A) of this step, the actions chosen from them, and the next state."""
+        logits_BA, state = self.step(state, step)
+        return logits_BA, choose(logits_BA, self.spec, gumbel_BA), state
+
     def supports_fused_rollout(self, worlds: Any) -> bool:
         """Whether `fused_rollout` plays these worlds."""
         return False
@@ -186,10 +191,13 @@ class WhollyFusedPolicy(FusedPolicy):
         return super().step(state, step)
 
     def decide(self, state: Any, step: Step, gumbel_BA: Tensor | None = None) -> tuple[Tensor, Any]:
-        if isinstance(_cache(state), PackedCache):
-            logits_BA, choice_B = self._fused_step(state, step, gumbel_BA)
-            return choose(logits_BA, self.spec, gumbel_BA) if choice_B is None else choice_B, state
-        return super().decide(state, step, gumbel_BA)
+        return self.answer(state, step, gumbel_BA)[1:]
+
+    def answer(self, state: Any, step: Step, gumbel_BA: Tensor | None = None) -> tuple[Tensor, Tensor, Any]:
+        if not isinstance(_cache(state), PackedCache):
+            return super().answer(state, step, gumbel_BA)
+        logits_BA, choice_B = self._fused_step(state, step, gumbel_BA)
+        return logits_BA, choose(logits_BA, self.spec, gumbel_BA) if choice_B is None else choice_B, state
 
     def _fused_step(self, state: Any, step: Step, gumbel_BA: Tensor | None) -> tuple[Tensor, Tensor | None]:
         cache, execution = cast(PackedCache, _cache(state)), self.execution

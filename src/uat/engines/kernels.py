@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from uat.clock import Clock, nothing, told_by
+from uat.clock import Clock, inputs_by, nothing
 from uat.nn.positions import unsupported_positions
 from uat.noise import uniform_by, uniform_of_key
 
@@ -188,11 +188,11 @@ def fused_operations() -> Iterator[None]:
 
     The numbers are the same to the last bit; code outside is only slower.
     """
-    uniform, told = uniform_by.set(_uniform), told_by.set(_told)
+    uniform, inputs = uniform_by.set(_uniform), inputs_by.set(_inputs)
     try:
         yield
     finally:
-        told_by.reset(told)
+        inputs_by.reset(inputs)
         uniform_by.reset(uniform)
 
 
@@ -204,19 +204,19 @@ def _uniform(key: int, ids_B: Tensor, count: int) -> Tensor:
     return fused_uniform(key, ids_B, count)
 
 
-def _told(
+def _inputs(
     clock: Clock, obs: Tensor, action: Tensor, reward_BT: Tensor, valid_BT: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if not can_tell(obs, action, reward_BT, valid_BT):
-        return clock.told(obs, action, reward_BT, valid_BT)
-    from uat.engines.triton.clock import fused_told
+    if not can_shift(obs, action, reward_BT, valid_BT):
+        return clock.inputs(obs, action, reward_BT, valid_BT)
+    from uat.engines.triton.clock import fused_inputs
 
     lag, scale, none = clock.reward_lag, clock.reward_scale, (nothing(obs), nothing(action))
-    return fused_told(obs, action, reward_BT, valid_BT, lag=lag, scale=scale, none=none)
+    return fused_inputs(obs, action, reward_BT, valid_BT, lag=lag, scale=scale, none=none)
 
 
-def can_tell(obs: Tensor, action: Tensor, reward_BT: Tensor, valid_BT: Tensor) -> bool:
-    """Whether `fused_told` supports these tensors: on a GPU, actions that are ids, common dtypes, no gradients."""
+def can_shift(obs: Tensor, action: Tensor, reward_BT: Tensor, valid_BT: Tensor) -> bool:
+    """Whether `fused_inputs` supports these tensors: on a GPU, actions that are ids, common dtypes, no gradients."""
     return (
         compiles(obs.device)
         and obs.dtype in (torch.float32, torch.int64)

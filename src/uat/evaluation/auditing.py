@@ -42,7 +42,7 @@ from uat.evaluation.intervals import interval
 from uat.evaluation.scores import CEILING
 from uat.methods import Policy
 from uat.runs import Run, load_policy, opened
-from uat.settings import Between, Seed, checked
+from uat.settings import Between, Seed, checked, shown
 from uat.spec import Box, Discrete, Items, Named, Observations, Spec
 from uat.threads import cpu_threads
 from uat.training.surroundings import pick_device
@@ -146,11 +146,21 @@ def audit(
     draws: how often each channel is resampled.
     threads: CPU threads; unset: UAT_THREADS, or one.
     """
+    _check_policy(policy)
+    checked(histories, Domain | Worlds | Trajectory | None, "audit: histories")
+    checked(spec, Spec | None, "audit: spec")
+    checked(reference, Reader | None, "audit: reference")
     with cpu_threads(threads):
+        device = pick_device(device)
         if isinstance(histories, Domain):
             reference = histories.references().get(CEILING) if reference is None else reference
             histories = histories.simulator("test", device)
         return _audit(policy, histories, spec, reference, episodes, draws, seed, device)
+
+
+def _check_policy(policy: Any) -> None:
+    if isinstance(policy, type) or not all(callable(getattr(policy, name, None)) for name in ("init_state", "step")):
+        raise ValueError(f"audit: policy={shown(policy)} must be an object with the methods init_state and step")
 
 
 def _audit(

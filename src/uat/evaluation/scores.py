@@ -82,7 +82,7 @@ def _evaluate(
     checked(episodes, Episodes | None, "episodes")
     checked(references, bool, "references")
     checked(unfinished, bool, "unfinished")
-    standing, missing = progress_of(run), what_is_unfinished(run)
+    progress, missing = progress_of(run), what_is_unfinished(run)
     if missing and not unfinished:
         raise RunError(f"{missing}; continue it with --resume, or score the best weights so far with --unfinished")
     chosen, config = pick_device(device), run.config
@@ -95,7 +95,7 @@ def _evaluate(
         values = {config.method_name: _measure(domain, policy, count, chosen)}
         if references:
             values |= reference_episodes(run, count, chosen)
-    numerics = "" if standing is None else standing.numerics or ""
+    numerics = "" if progress is None else progress.numerics or ""
     scores = [row for method, metrics in values.items() for row in rows_of(config, domain, method, metrics, numerics)]
     write_tensors(run.file("episodes.safetensors"), _flat(values), {"split": "test"})
     run.write_rows("scores.jsonl", [asdict(score) for score in scores])  # last: a run with rows has all other files
@@ -104,10 +104,10 @@ def _evaluate(
 
 def what_is_unfinished(run: Run) -> str | None:
     """A sentence if the run's training is not complete; None if it is, or if the run was never trained here."""
-    standing = progress_of(run)
-    if standing is None or standing.finished:
+    progress = progress_of(run)
+    if progress is None or progress.finished:
         return None
-    return f"{run.path} is unfinished: {standing.total} epochs are done, of at most {run.config.train.epochs} per phase"
+    return f"{run.path} is unfinished: {progress.total} epochs are done, of at most {run.config.train.epochs} per phase"
 
 
 def rows_of(config: RunConfig, domain: Any, method: str, metrics: dict[str, Tensor], numerics: str = "") -> list[Score]:

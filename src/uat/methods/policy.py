@@ -171,11 +171,15 @@ class Policy(nn.Module, Agent[Any]):
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """Return the trained parameters by learning rate: "base" at `train.lr`, "utility" at `train.utility_lr` for a
-        part with its own rate, and any other NAME at the method's setting NAME_lr.
+        part with its own rate, and any other group at its rate in `learning_rates`.
 
         Parameters without a gradient (such as averages of weights) are in no group, but in checkpoints.
         """
         return {"base": [p for p in self.parameters() if p.requires_grad]}
+
+    def learning_rates(self) -> dict[str, float]:
+        """Return the peak learning rates of parameter groups other than "base" and "utility"; none by default."""
+        return {}
 
 
 def config_type(kind: type[Policy]) -> type | None:

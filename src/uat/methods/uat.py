@@ -38,7 +38,7 @@ class UATConfig(TransformerConfig):
     """Width of the action embedding in the utility encoder."""
     d_hidden: Width = 32
     """Hidden width of the utility encoder."""
-    decay: Decay = 0.7
+    feedback_decay: Decay = field(default=0.7, metadata=renamed("decay"))
     """Decay λ of the regime state: 0 keeps only the latest feedback, values near 1 average over many steps."""
     use_action: bool = field(default=True, metadata=renamed("sees_action"))
     """Give the previous action to the utility encoder."""
@@ -80,8 +80,8 @@ class UAT(TransformerPolicy):
             d_action=c.d_action,
             d_hidden=c.d_hidden,
             d_utility=c.d_utility,
-            sees_action=c.use_action,
-            sees_reward=c.use_reward,
+            use_action=c.use_action,
+            use_reward=c.use_reward,
             nonlinear=c.nonlinear,
         )
         self.utility = UtilityGates(
@@ -89,7 +89,7 @@ class UAT(TransformerPolicy):
             d_model=c.d_model,
             num_layers=c.num_layers,
             d_utility=c.d_utility,
-            decay=c.decay,
+            feedback_decay=c.feedback_decay,
             channels=channels,
         )
         self.head = build_head(spec, c.d_model)

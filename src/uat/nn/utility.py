@@ -59,22 +59,22 @@ class UtilityEncoder(nn.Module):
         d_action: int,
         d_hidden: int,
         d_utility: int,
-        sees_action: bool = True,
-        sees_reward: bool = True,
+        use_action: bool = True,
+        use_reward: bool = True,
         nonlinear: bool = True,
     ) -> None:
         super().__init__()
         self.d_hidden = d_hidden
-        self.sees_action, self.sees_reward, self.nonlinear = sees_action, sees_reward, nonlinear
-        self.action = build_action_encoder(spec, d_action) if sees_action else ZeroMap(spec.action.count, d_action)
+        self.use_action, self.use_reward, self.nonlinear = use_action, use_reward, nonlinear
+        self.action = build_action_encoder(spec, d_action) if use_action else ZeroMap(spec.action.count, d_action)
         first = nn.Linear(d_action + 1, d_hidden if nonlinear else d_utility, bias=False)
         rest = (nn.ReLU(), nn.Linear(d_hidden, d_utility, bias=False)) if nonlinear else ()
         self.mlp = nn.Sequential(first, *rest)
 
     def forward(self, prev_action: Tensor, prev_reward: Tensor) -> Tensor:
         r = prev_reward.to(next(self.mlp.parameters()).dtype)[..., None]
-        a = self.action(prev_action if self.sees_action else r)
-        return self.mlp(torch.cat([a, r if self.sees_reward else torch.zeros_like(r)], dim=-1))
+        a = self.action(prev_action if self.use_action else r)
+        return self.mlp(torch.cat([a, r if self.use_reward else torch.zeros_like(r)], dim=-1))
 
 
 class UtilityGates(nn.Module):
@@ -87,22 +87,23 @@ class UtilityGates(nn.Module):
         d_model: int,
         num_layers: int,
         d_utility: int,
-        decay: float,
+        feedback_decay: float,
         channels: Channels,
     ) -> None:
         super().__init__()
         self.encoder = encoder
         self.token = _readout(d_utility, num_layers * d_model, exists=channels.keys_values)  # W_s of all layers
         self.regime = _readout(d_utility, d_model, exists=channels.queries)  # W_ρ
-        self.num_layers, self.d_utility, self.decay, self.channels = num_layers, d_utility, decay, channels
+        self.num_layers, self.d_utility, self.channels = num_layers, d_utility, channels
+        self.feedback_decay = feedback_decay
 
     def forward(self, prev_action_BT: Tensor, prev_reward_BT: Tensor) -> Gates:
         u_BTU = self.encoder(prev_action_BT, prev_reward_BT)
-        return self.read(u_BTU, discounted(u_BTU, self.decay))
+        return self.read(u_BTU, discounted(u_BTU, self.feedback_decay))
 
     def step(self, ubar_BU: Tensor, prev_action_B: Tensor, prev_reward_B: Tensor) -> tuple[Gates, Tensor]:
         u_BU = self.encoder(prev_action_B, prev_reward_B)
-        ubar_BU = self.decay * ubar_BU + (1 - self.decay) * u_BU
+        ubar_BU = self.feedback_decay * ubar_BU + (1 - self.feedback_decay) * u_BU
         return self.read(u_BU, ubar_BU), ubar_BU
 
     def read(self, u: Tensor, ubar: Tensor) -> Gates:

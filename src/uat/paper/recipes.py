@@ -62,14 +62,14 @@ PAIRS: dict[tuple[str, str], Settings] = {
         "method.d_utility": 16,
         "method.d_action": 8,
         "method.d_hidden": 32,
-        "method.decay": 0.7,
+        "method.feedback_decay": 0.7,
         "train.utility_lr": 2e-2,
     },
     ("sepsis", "uat"): {
         "method.d_utility": 16,
         "method.d_action": 8,
         "method.d_hidden": 32,
-        "method.decay": 0.8,
+        "method.feedback_decay": 0.8,
         "train.utility_lr": 2e-2,
     },
     ("sepsis", "cadm"): {  # a model of the world wants many steps, and gives nothing to act on before
@@ -82,7 +82,7 @@ PAIRS: dict[tuple[str, str], Settings] = {
         "method.d_utility": 32,
         "method.d_action": 64,
         "method.d_hidden": 64,
-        "method.decay": 0.9,
+        "method.feedback_decay": 0.9,
         "train.utility_lr": 2e-2,
     },
     ("markets", "deeptrader"): {"method.dropout": 0.5},  # its authors', not the Transformers'
@@ -90,7 +90,7 @@ PAIRS: dict[tuple[str, str], Settings] = {
         "method.d_utility": 16,
         "method.d_action": 8,
         "method.d_hidden": 32,
-        "method.decay": 0.95,
+        "method.feedback_decay": 0.95,
         "train.utility_lr": 2e-2,
     },
 }

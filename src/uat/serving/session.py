@@ -19,11 +19,11 @@ from torch import Tensor
 
 from uat.checks import Array, as_tensor
 from uat.distributions import choose
-from uat.engines import Engine, FusedEngine, NumpyEngine, plan_session
+from uat.engines import Engine, FrozenFusedEngine, NumpyEngine, plan_session
 from uat.episode import Step
 from uat.methods import Policy
 from uat.nn.cache import ENDLESS
-from uat.serving.entrance import InputChecks, Values
+from uat.serving.input_checks import InputChecks, Values
 from uat.settings import Count, Steps, checked, shown
 from uat.spec import Discrete
 from uat.tensor_files import first_not_finite
@@ -60,9 +60,10 @@ class Session:
     >>> action = session.act(obs, reward=earned)        # `earned` is what the last action brought
 
     A session uses the fast step for a few streams on a CPU (NumPy), and for any number of streams on a GPU if the
-    policy can be fused (a Triton kernel); the attribute `path` is then "fast". The kernel is compiled when the first
-    session of its kind opens, and again when actions are first masked. The fast step copies the weights when the
-    session opens, so open a new session after further training. With path="cached" the session calls the policy's own
+    policy can be fused (a Triton kernel); the attribute `path` is then "fast". `engine` names the choice, and `refused`
+    the reason why it is not faster. The kernel is compiled when the first session of its kind opens, and again when
+    actions are first masked. The fast step copies the weights when the session opens, so open a new session after
+    further training. With path="cached" the session calls the policy's own
     `step`, which always uses the current weights.
 
     A session can be copied (`copy.copy` shares the policy, `copy.deepcopy` copies it) and pickled. On a CPU, a forked
@@ -108,6 +109,16 @@ class Session:
         self._going = np.zeros(streams, dtype=bool)
         self._rewards = deque(np.zeros(streams, dtype=np.float32) for _ in range(self.spec.reward_lag - 1))
 
+    @property
+    def engine(self) -> str:
+        """Name of the engine that computes the steps: "plain", "NumPy step" or "fused step"."""
+        return self._engine.name
+
+    @property
+    def refused(self) -> str | None:
+        """Why no faster engine computes the steps; None: none was requested, or this is the fastest."""
+        return self._engine.refused
+
     def _open(self, path: str) -> tuple[Engine, Any]:
         """Return the engine and its initial state."""
         engine = self._plan(path)
@@ -116,7 +127,7 @@ class Session:
         except ValueError:
             raise
         except Exception as error:  # compilers and drivers raise errors of their own types
-            if path != "auto" or not isinstance(engine, FusedEngine):
+            if path != "auto" or not isinstance(engine, FrozenFusedEngine):
                 raise
             reason = str(error).strip().split("\n")[0]
             warnings.warn(
@@ -254,15 +265,15 @@ class Session:
         arrays = {"obs": obs, "prev_action": action, "prev_reward": reward_B, "first": first_B}
         copies = {name: torch.tensor(x, device=self.device) for name, x in arrays.items()}  # a policy may keep them
         step = Step(**copies, allowed=None if allowed_BA is None else torch.tensor(allowed_BA, device=self.device))
-        if isinstance(self._engine, FusedEngine):
-            chosen, self._state = self._engine.decide(self._state, step)
-            answer = chosen.cpu()
+        if isinstance(self._engine, FrozenFusedEngine):
+            logits_BA, chosen, self._state = self._engine.answer(self._state, step)
+            answer, largest = chosen.cpu(), float(logits_BA.amax(-1).cpu().abs().max())
         else:
             with cpu_threads(self.threads):
                 logits_BA, self._state = self._engine.step(self._state, step)
                 answer, largest = choose(logits_BA, self.spec).cpu(), float(logits_BA.amax(-1).abs().max())
-            if not largest < math.inf:  # also true for NaN
-                self._refuse_answer()
+        if not largest < math.inf:  # also true for NaN
+            self._refuse_answer()
         self._last = (
             (answer.float() if answer.dtype == torch.bfloat16 else answer).numpy().copy()
         )  # NumPy has no bfloat16

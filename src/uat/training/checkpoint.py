@@ -71,7 +71,7 @@ class TrainingProgress:
 def progress_of(run: Run) -> TrainingProgress | None:
     """Return the progress of a run's training; None if its folder holds only a policy."""
     if run.file(STATE).exists():
-        return read_state(run).standing
+        return read_state(run).progress
     return TrainingProgress() if any(run.file(name).exists() for name in LOGS) else None
 
 
@@ -80,7 +80,7 @@ class State:
     """A checkpoint read from disk."""
 
     tensors: dict[str, Tensor]
-    standing: TrainingProgress
+    progress: TrainingProgress
     meta: dict[str, Any]
     """The metadata: training progress, identity of the run, checksum of the log, number of CPU threads."""
 
@@ -92,7 +92,7 @@ def read_state(run: Run) -> State:
     if (owner := meta.get("run", run.config.identity())) != run.config.identity():
         raise RunError(f"{file} belongs to another run ({owner!r:.40}), not to {run.file('config.json')}")
     try:
-        standing = from_json(
+        progress = from_json(
             TrainingProgress, {item.name: meta[item.name] for item in fields(TrainingProgress) if item.name in meta}, ""
         )
     except ValueError as error:
@@ -102,7 +102,7 @@ def read_state(run: Run) -> State:
         raise RunError(f"{file}: {problem}, where only finite numbers can be")
     if (logged := meta.get("metrics")) is not None:
         check_log(run, logged, file)
-    return State(tensors, standing, meta)
+    return State(tensors, progress, meta)
 
 
 def check_log(run: Run, logged: Any, state: Path) -> None:
@@ -147,37 +147,37 @@ class Checkpoint:
         """Whether no checkpoint was saved in the last `SAVE_SECONDS`."""
         return time.monotonic() - self._saved_at >= SAVE_SECONDS
 
-    def save(self, standing: TrainingProgress) -> None:
+    def save(self, progress: TrainingProgress) -> None:
         """Save if a checkpoint is due or training has finished; raise an error, and save nothing, if a weight is not
         finite."""
-        if not standing.finished and not self.due:
+        if not progress.finished and not self.due:
             return
         for weights in (self.policy.state_dict(), self.best):
             if problem := first_not_finite(copied(weights, torch.device("cpu"))):
-                raise DivergedError(f"{problem} after epoch {standing.total}", self.run)
+                raise DivergedError(f"{problem} after epoch {progress.total}", self.run)
         self._saved_at = time.monotonic()
         self._save_policy()
         best = {f"best.{name}": tensor for name, tensor in self.best.items()}
         about = {"run": self.run.config.identity(), "threads": torch.get_num_threads()}
         logged = checksum(self.run.lines("metrics.jsonl"))
         write_tensors(
-            self.run.file(STATE), {**self.tensors(), **best}, {**asdict(standing), **about, "metrics": logged}
+            self.run.file(STATE), {**self.tensors(), **best}, {**asdict(progress), **about, "metrics": logged}
         )
 
     def restore(self) -> TrainingProgress:
         """Restore the last checkpoint and drop the log rows after it; those epochs are trained again."""
         now = numerics.current(next(self.policy.parameters()).device.type)
         if self.run.file(STATE).exists():
-            standing = self._load()
-            standing.numerics = numerics.joined(standing.numerics, now)
+            progress = self._load()
+            progress.numerics = numerics.joined(progress.numerics, now)
         else:
-            standing = TrainingProgress(numerics=now)
+            progress = TrainingProgress(numerics=now)
         for name in LOGS:
             rows = self.run.rows(name)
-            self.run.write_rows(name, [row for row in rows if row["epoch"] <= standing.total])
+            self.run.write_rows(name, [row for row in rows if row["epoch"] <= progress.total])
         if not self.run.file("manifest.json").exists():
             self.run.write_json("manifest.json", manifest())
-        return standing
+        return progress
 
     def _load(self) -> TrainingProgress:
         file = self.run.file(STATE)
@@ -196,7 +196,7 @@ class Checkpoint:
         self.best = {name[5:]: t.to(device) for name, t in saved.items() if name.startswith("best.")}
         self.saved_threads = state.meta.get("threads")
         self._save_policy()  # a kill may have left the policy of a later checkpoint
-        return state.standing
+        return state.progress
 
     def _save_policy(self) -> None:
         file, config = self.run.file("policy.safetensors"), self.run.config
@@ -209,6 +209,6 @@ def adopt(run: Run, source: Run) -> None:
         return
     state = read_state(source)
     for name in LOGS:
-        run.write_rows(name, [row for row in source.rows(name) if row["epoch"] <= state.standing.total])
+        run.write_rows(name, [row for row in source.rows(name) if row["epoch"] <= state.progress.total])
     about = {"run": run.config.identity(), "metrics": checksum(run.lines("metrics.jsonl"))}
     write_tensors(run.file(STATE), state.tensors, {**state.meta, **about})

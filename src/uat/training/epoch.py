@@ -16,10 +16,12 @@ from uat.config import RunConfig
 from uat.domains import split_seed
 from uat.engines import Engine
 from uat.engines.graph import SerialReplay
+from uat.engines.kernels import compiles
 from uat.engines.rollout import RolloutRunner
 from uat.engines.update import UpdateRunner, alone
 from uat.engines.warm_up import warm_up
 from uat.methods import Phase
+from uat.nn.blocks import TransformerConfig
 from uat.noise import derive, integers
 from uat.training.checkpoint import Checkpoint
 from uat.training.optimizing import set_rates
@@ -76,7 +78,7 @@ class Epoch:
         return self.updates.update(trajectory, dropout, capture=self.rollouts.captured is not None)
 
     def _warm_up(self, episodes: int) -> None:
-        if self.warm or not self.updates.capturable:
+        if self.warm or not (self.updates.capturable and compiles(self.rollouts.device)):
             return
 
         def prepare() -> Callable[[], None]:
@@ -101,7 +103,8 @@ class Epoch:
         """Draw the start of each episode in the table of positions."""
         if not self.config.train.random_start:
             return
-        horizon = self.rollouts.simulator.spec.steps
-        spare = max(0, (getattr(self.config.method, "max_positions", None) or horizon + 1) - horizon)
+        horizon, method = self.rollouts.simulator.spec.steps, self.config.method
+        rows = method.max_positions if isinstance(method, TransformerConfig) else None
+        spare = max(0, (rows or horizon + 1) - horizon)
         start_B = integers(self.config.seed, "start", ids, 1, below=spare + 1)[:, 0]
         self.updates.start_at(start_B.to(self.rollouts.device))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from uat.config import RunConfig
 from uat.memory import check_fits
 from uat.methods import METHODS
+from uat.nn.blocks import BackboneConfig
 from uat.runs import empty_policy
 from uat.spec import Discrete, Spec
 
@@ -29,7 +31,7 @@ def check_memory(config: RunConfig, spec: Spec, device: torch.device, *, share: 
     policy = empty_policy(METHODS[config.method_name], spec, config.method)
     weights = COPIES * sum(weight.nbytes for weight in policy.parameters())
     batch = 4 * -(-config.train.batch_size // share) * spec.steps * numbers_per_step(spec, config.method)
-    sizes = {name: getattr(config.method, name) for name in WIDTHS if hasattr(config.method, name)}
+    sizes = sizes_of(config.method)
     parts = [f"method.{name}={value}" for name, value in sizes.items()]
     if weights < batch:
         parts = [f"train.batch_size={config.train.batch_size}", f"horizon={spec.steps}", *parts]
@@ -40,5 +42,13 @@ def numbers_per_step(spec: Spec, config: Any) -> int:
     """Return how many numbers training stores per step of an episode: inputs, feedback and activations."""
     obs = math.prod(spec.obs.shape)
     action = 1 if isinstance(spec.action, Discrete) else spec.action.count
-    width, layers = getattr(config, "d_model", 0), getattr(config, "num_layers", 0)
-    return 2 * obs + 4 * action + layers * (PER_LAYER * width + 2 * getattr(config, "d_ff", 0))
+    inputs = 2 * obs + 4 * action
+    if not isinstance(config, BackboneConfig):
+        return inputs
+    return inputs + config.num_layers * (PER_LAYER * config.d_model + 2 * config.d_ff)
+
+
+def sizes_of(config: Any) -> dict[str, Any]:
+    """Return the settings of a method that determine its number of weights."""
+    settings = {item.name: getattr(config, item.name) for item in fields(config)}
+    return {name: settings[name] for name in WIDTHS if name in settings}

@@ -27,13 +27,14 @@ def build_optimizer(policy: Policy, config: TrainConfig) -> torch.optim.Adam:
 
 
 def rate_of(group: str, policy: Policy, config: TrainConfig) -> float:
-    """Return the peak learning rate of a parameter group: a training setting, or the method's setting GROUP_lr."""
-    rates = {"base": config.lr, "utility": config.utility_lr}
-    rate = rates.get(group, getattr(policy.config, f"{group}_lr", None))
-    if rate is None:
-        known = f"training knows {', '.join(rates)}, and {type(policy.config).__name__} has no setting {group}_lr"
-        raise ValueError(f"{type(policy).__name__} has a parameter group {group!r} without a learning rate: {known}")
-    return rate
+    """Return the peak learning rate of a parameter group: a training setting, or one that the policy declares."""
+    rates = {**policy.learning_rates(), "base": config.lr, "utility": config.utility_lr}
+    if group not in rates:
+        raise ValueError(
+            f"{type(policy).__name__} has a parameter group {group!r} without a learning rate: return one from its "
+            f"learning_rates(), or name the group one of {', '.join(rates)}"
+        )
+    return rates[group]
 
 
 def set_rates(

@@ -102,7 +102,7 @@ class Board:
     def done(self, name: str, seconds: float, *, failed: bool) -> None:
         """Report a finished or failed job."""
         self.finished, self.failed = self.finished + 1, self.failed + failed
-        self.say(f"{self.standing()}: {'failed' if failed else 'done'} {name} ({seconds:.0f} s)")
+        self.say(f"{self.counts()}: {'failed' if failed else 'done'} {name} ({seconds:.0f} s)")
 
     def watch(self, notes: Path) -> None:
         """Show the progress of the workers."""
@@ -111,7 +111,7 @@ class Board:
             for worker, note in read_notes(notes).items():
                 self.say(f"  worker {worker}: {note['name']}, epoch {note['epoch']}/{note['total']} {note['note']}")
 
-    def standing(self) -> str:
+    def counts(self) -> str:
         gone = time.monotonic() - self.start
         left = gone / max(1, self.finished) * (self.total - self.finished)
         return f"[{self.finished}/{self.total}, {gone:.0f} s, about {left:.0f} s left]"

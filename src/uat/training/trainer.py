@@ -176,8 +176,8 @@ class Trainer:
         self.policy = build_policy(run.config, self.domain, device)
         self.learner = self.policy.learner
         self.checkpoint = Checkpoint(run, self.policy, build_optimizer(self.learner, run.config.train))
-        self.standing = self.checkpoint.restore()
-        if ranks.rank == 0 and not self.standing.finished:
+        self.progress = self.checkpoint.restore()
+        if ranks.rank == 0 and not self.progress.finished:
             self._compare_threads()
         worlds = self.domain.simulator("train", device)
         recorded = isinstance(worlds, Recording)
@@ -202,22 +202,22 @@ class Trainer:
         self._runners.append(RolloutRunner(agent, simulator, device=self.device, sampled=sampled))
         return self._runners[-1]
 
-    def train(self, progress: ShowProgress) -> None:
-        for _ in self.turns(progress):
+    def train(self, show: ShowProgress) -> None:
+        for _ in self.turns(show):
             pass
 
-    def turns(self, progress: ShowProgress) -> Generator[None, None, None]:
+    def turns(self, show: ShowProgress) -> Generator[None, None, None]:
         """Train; yield whenever work has been launched, so that other trainings can launch theirs."""
-        if self.standing.finished:
+        if self.progress.finished:
             return
         self.run.file("scores.jsonl").unlink(missing_ok=True)  # scores of weights that change now
-        with contextlib.closing(self), tensorboard(self.run, after=self.standing.total) as write:
+        with contextlib.closing(self), tensorboard(self.run, after=self.progress.total) as write:
             for index, phase in enumerate(self.engine.learner.phases()):
-                if index >= self.standing.phase:
-                    self.standing.begin(index)
-                    yield from self._train_phase(phase, progress, write)
-        self.standing.finished = True
-        self.checkpoint.save(self.standing)
+                if index >= self.progress.phase:
+                    self.progress.begin(index)
+                    yield from self._train_phase(phase, show, write)
+        self.progress.finished = True
+        self.checkpoint.save(self.progress)
         self.run.file("scores.jsonl").unlink(missing_ok=True)  # another process may have scored the unfinished run
 
     def close(self) -> None:
@@ -235,21 +235,19 @@ class Trainer:
             epoch.warmed_up_with.append(lambda: self.validation.prepare(min(AT_ONCE, count)))
         return epoch
 
-    def _train_phase(
-        self, phase: Phase, progress: ShowProgress, write: Callable[[dict[str, Any]], None]
-    ) -> Iterator[None]:
-        standing, epoch = self.standing, self.epoch(phase)
+    def _train_phase(self, phase: Phase, show: ShowProgress, write: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+        progress, epoch = self.progress, self.epoch(phase)
         epochs, validations = epoch.train.epochs, Validations(self, phase, write)
         what = f"{self.config.method_name} on {self.config.domain_name}/{self.domain.task}"
         label = f"{what} ({epoch.rollouts.path}, {epoch.path})"
-        with progress(label, epochs) as shown, contextlib.closing(epoch):
-            while standing.epoch < epochs and not (standing.settled and self.out_of_patience()):
-                numbers = epoch.run(standing.total, standing.epoch + 1)  # roll out, then optimize
-                standing.advance(validate_every=epoch.train.validate_every, epochs=epochs)
+        with show(label, epochs) as shown, contextlib.closing(epoch):
+            while progress.epoch < epochs and not (progress.settled and self.out_of_patience()):
+                numbers = epoch.run(progress.total, progress.epoch + 1)  # roll out, then optimize
+                progress.advance(validate_every=epoch.train.validate_every, epochs=epochs)
                 validations.add(numbers)
                 yield
                 note = validations.keep_best(epochs)
-                shown.update(standing.epoch, note)
+                shown.update(progress.epoch, note)
 
     def validate(self) -> dict[str, Tensor]:
         """Play the validation episodes greedily and return mean metrics, still on the device."""
@@ -278,12 +276,12 @@ class Trainer:
 
     def may_run_ahead(self, epochs: int) -> bool:
         """Whether the next epochs take place whatever the last validation shows, and no checkpoint is due before."""
-        more = self.runs_ahead and self.standing.epoch < epochs
+        more = self.runs_ahead and self.progress.epoch < epochs
         return more and not self.out_of_patience() and not self.checkpoint.due
 
     def out_of_patience(self) -> bool:
-        waited = self.standing.epoch - self.standing.best_epoch
-        return self.standing.best_value is not None and waited >= self.config.train.patience
+        waited = self.progress.epoch - self.progress.best_epoch
+        return self.progress.best_value is not None and waited >= self.config.train.patience
 
 
 class Validations:
@@ -298,20 +296,20 @@ class Validations:
 
     def add(self, numbers: dict[str, Tensor]) -> None:
         """Add the numbers of an epoch. If a validation is due, validate and start copying all numbers to the host."""
-        standing = self.trainer.standing
-        self.rows.append({"epoch": standing.total, "phase": self.phase.name, **numbers})
-        if standing.settled:
+        progress = self.trainer.progress
+        self.rows.append({"epoch": progress.total, "phase": self.phase.name, **numbers})
+        if progress.settled:
             numbers = self.trainer.ranks.agreed(self.criterion.numbers())
             self.rows[-1] |= {f"validation/{name}": value for name, value in numbers.items()}
             weights = self.trainer.checkpoint.weights()
-            self.waiting.append(PendingValidation(standing.epoch, copy_to_host(self.rows), weights))
+            self.waiting.append(PendingValidation(progress.epoch, copy_to_host(self.rows), weights))
             self.rows = []
 
     def keep_best(self, epochs: int) -> str:
         """After a validation, read the numbers that have arrived, keep the best weights, and save a checkpoint once
         all numbers are read. Return a note for the progress display."""
         trainer, note = self.trainer, ""
-        if not trainer.standing.settled:
+        if not trainer.progress.settled:
             return note
         while len(self.waiting) > 1 or (self.waiting and not trainer.may_run_ahead(epochs)):
             validated = self.waiting.pop(0)
@@ -322,7 +320,7 @@ class Validations:
             for row in rows:
                 self.write(row)
         if not self.waiting:
-            trainer.checkpoint.save(trainer.standing)
+            trainer.checkpoint.save(trainer.progress)
         return note
 
     def _settle(self, rows: list[dict[str, Any]], validated: PendingValidation) -> str:
@@ -332,18 +330,18 @@ class Validations:
                 if name.startswith(("loss/", "gradient")) and not math.isfinite(number):
                     what = "loss" if name.startswith("loss/") else "gradient"
                     raise DivergedError(f"the {what} is not finite at epoch {row['epoch']}", self.trainer.run)
-        standing, checkpoint, metric = self.trainer.standing, self.trainer.checkpoint, self.criterion.metric
+        progress, checkpoint, metric = self.trainer.progress, self.trainer.checkpoint, self.criterion.metric
         last = rows[-1]
         note = ", ".join(f"{k.removeprefix('loss/')} loss {v:.3f}" for k, v in last.items() if k.startswith("loss/"))
         if metric is None:
             checkpoint.best = validated.weights
         else:
             value = last[f"validation/{metric.name}"]
-            if standing.best_value is None or metric.better(value, standing.best_value):
-                standing.best_value, standing.best_epoch = value, validated.epoch
+            if progress.best_value is None or metric.better(value, progress.best_value):
+                progress.best_value, progress.best_epoch = value, validated.epoch
                 checkpoint.best = validated.weights
-            when = "" if validated.epoch == standing.epoch else f" at epoch {validated.epoch}"
-            note = f"{note}, validation {metric.name} {_in_words(value)}{when} (best {_in_words(standing.best_value)})"
+            when = "" if validated.epoch == progress.epoch else f" at epoch {validated.epoch}"
+            note = f"{note}, validation {metric.name} {_in_words(value)}{when} (best {_in_words(progress.best_value)})"
         self.trainer.run.append("metrics.jsonl", rows)
         return note
 

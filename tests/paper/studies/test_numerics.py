@@ -77,17 +77,17 @@ def test_rows_and_checkpoints_say_which_build_trained_them(trained: Path) -> Non
     assert {row["numerics"] for row in rows(trained) if row["run"]} == {"cpu-1"}
     assert {row["numerics"] for row in rows(trained) if not row["run"]} == {""}
     run = uat.Run.open(next((trained / "runs").glob("*vanilla*")))
-    standing = progress_of(run)
-    assert standing is not None
-    assert standing.numerics == "cpu-1"
+    progress = progress_of(run)
+    assert progress is not None
+    assert progress.numerics == "cpu-1"
     more = uat.override(run.config, {"train.epochs": 3})
     (run.path / "config.json").write_text(json.dumps(uat.config.to_json(more)))  # pyright: ignore
     tensors, meta = read_tensors(run.file(STATE))
     unfinished = {**meta, "finished": False, "run": more.identity(), "numerics": "cuda-1"}
     write_tensors(run.file(STATE), tensors, unfinished)
-    standing = progress_of(uat.train(more, run.path, resume=True, device="cpu"))
-    assert standing is not None
-    assert standing.numerics == "cpu-1+cuda-1"
+    progress = progress_of(uat.train(more, run.path, resume=True, device="cpu"))
+    assert progress is not None
+    assert progress.numerics == "cpu-1+cuda-1"
 
 
 def test_a_study_makes_rows_of_flawed_builds_again_and_no_others(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_a_cell_that_several_studies_ask_for_is_one() -> None:
 
 def test_sweeps_hold_the_values_of_the_paper_and_their_defaults_are_the_recipe() -> None:
     cells = STUDIES["sensitivity"].cells("paper", [0])
-    assert {c.config.method.decay for c in cells} == {0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99}
+    assert {c.config.method.feedback_decay for c in cells} == {0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99}
     assert {c.config.method.d_utility for c in cells} == {4, 8, 16, 32, 64}
     assert [c.config for c in cells if not c.settings] == [uat.recipe("sepsis", "uat")]
     noise = {c.config.feedback.noise for c in STUDIES["boundary"].cells("paper", [0])}

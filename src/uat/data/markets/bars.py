@@ -91,8 +91,8 @@ def inspect(bars: Bars, path: str) -> Report:
 
 def accepted(bars: Bars, path: str) -> Bars:
     """Return the complete bars; raise ValueError with row and column if the bars cannot be used."""
-    if refusal := inspect(bars, path).refusal:
-        raise ValueError(refusal)
+    if reason := inspect(bars, path).unsupported_reason:
+        raise ValueError(reason)
     return bars.take(bars.complete)
 
 

@@ -29,7 +29,7 @@ def check(path: Path) -> list[Report]:
 
 def _check(bars: Bars, path: str) -> Report:
     report = inspect(bars, path)
-    if report.refusal is None:
+    if report.unsupported_reason is None:
         with contextlib.suppress(ValueError):  # too few days for a window, which is not an error of the file
             date_T = align(bars.take(bars.complete)).date_T
             windows = {f"{split} windows": count for split, count in calendar(date_T, Protocol()).items()}

@@ -29,7 +29,7 @@ from uat.engines.triton.parts import (
     times_some,
 )
 from uat.engines.triton.past import look_back, pasts
-from uat.engines.triton.tensor_core_layout import dealt, dealt_diagonal, key_place, value_place
+from uat.engines.triton.tensor_core_layout import key_place, load_block_diagonal, load_matrix, value_place
 
 SMALL = tl.constexpr(64 * 64)
 """Largest float32 matrix, in weights, that is loaded into registers ahead of its use."""
@@ -38,9 +38,9 @@ SMALL = tl.constexpr(64 * 64)
 @triton.jit
 def _asked(w, PART: tl.constexpr, D: tl.constexpr, E: tl.constexpr, UTILITY: tl.constexpr):
     """Start loading W, W^u and U of queries, keys or values."""
-    found = (dealt(w + PART * D * D, D, D),)
+    found = (load_matrix(w + PART * D * D, D, D),)
     if UTILITY:
-        found += (dealt(w + (3 + PART) * D * D, D, D), dealt_diagonal(w + (6 + PART) * D * D, D, E))
+        found += (load_matrix(w + (3 + PART) * D * D, D, D), load_block_diagonal(w + (6 + PART) * D * D, D, E))
     return found
 
 
@@ -105,21 +105,21 @@ def utility_weights(
 
 @triton.jit
 def utility_step(
-    said, reward, before, first, weights, w1_ptr, w2_ptr, regime_ptr, d,
+    code, reward, before, first, weights, w1_ptr, w2_ptr, regime_ptr, d,
     J: tl.constexpr, J_ROOM: tl.constexpr, HIDDEN: tl.constexpr, U: tl.constexpr, DECAY: tl.constexpr,
     READ: tl.constexpr, OUTSIDE: tl.constexpr,
 ):  # fmt: skip
-    """Compute u, the regime state and its gate from feedback f_a(a) and r.
+    """Compute u, the regime state and its gate from feedback: `code` is f_a(a), and the reward r.
 
     READ: whether the weights are loaded; otherwise each is read when needed, if shared memory cannot hold them all.
     """
     j, unit, u = tl.arange(0, J_ROOM), tl.arange(0, HIDDEN), tl.arange(0, U)
-    said = tl.where(j[None, :] == J, reward[:, None], said)  # [f_a(a); r]
+    code = tl.where(j[None, :] == J, reward[:, None], code)  # [f_a(a); r]
     if READ:
         w1, w2, regime = weights
-        now = times_loaded(tl.maximum(times_loaded(said, w1, OUTSIDE), 0.0), w2, OUTSIDE)
+        now = times_loaded(tl.maximum(times_loaded(code, w1, OUTSIDE), 0.0), w2, OUTSIDE)
     else:
-        now = tl.maximum(times_some(said, w1_ptr, unit, j, J + 1, OUTSIDE), 0.0)
+        now = tl.maximum(times_some(code, w1_ptr, unit, j, J + 1, OUTSIDE), 0.0)
         now = times(now, w2_ptr, u, unit, HIDDEN, OUTSIDE)
     ubar = DECAY * tl.where(first[:, None], 0.0, before) + (1 - DECAY) * now
     rho = times_loaded(ubar, regime, OUTSIDE) if READ else times(ubar, regime_ptr, d, u, U, OUTSIDE)
@@ -132,21 +132,21 @@ def transformer_step(
     matrices_ptr, vectors_ptr, token_ptr, kv_ptr, B, S, KV,
     D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, F: tl.constexpr, L: tl.constexpr, SCALE: tl.constexpr,
     REAL: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-    SINGLE: tl.constexpr, EVEN: tl.constexpr, DEALT: tl.constexpr, AT_ONCE: tl.constexpr, UTILITY: tl.constexpr,
+    SINGLE: tl.constexpr, EVEN: tl.constexpr, IN_LAYOUT: tl.constexpr, AT_ONCE: tl.constexpr, UTILITY: tl.constexpr,
     PRECISION: tl.constexpr, OUTSIDE: tl.constexpr, U: tl.constexpr,
 ):  # fmt: skip
     """Compute all layers and the last norm, h of this step, and write its keys and values to the cache.
 
     length: number of earlier steps. EVEN: whether it is the same for all streams.
-    DEALT: whether matrices are stored in tensor core layout, and loaded into registers ahead of their use.
+    IN_LAYOUT: whether matrices are stored in tensor core layout, and loaded into registers ahead of their use.
     """
     f, u = tl.arange(0, F), tl.arange(0, U)
     most, seats = tl.max(length, 0), B - start
     head = (row % H)[:, None] == d[None, :] // E  # the entries of a row that belong to its own head
     mine = head & live[:, None]
     across = (d // E) * S * E + d % E
-    PAST_DEALT: tl.constexpr = AT_ONCE and EVEN
-    if PAST_DEALT:
+    PAST_IN_LAYOUT: tl.constexpr = AT_ONCE and EVEN
+    if PAST_IN_LAYOUT:
         key_cell = seat[:, None] * D * CHUNK + key_place(d[None, :], length[:, None], D, CHUNK)
         value_cell = seat[:, None] * D * CHUNK + value_place(d[None, :], length[:, None], D)
     else:
@@ -155,7 +155,7 @@ def transformer_step(
     square = d[None, :] * D + d[:, None]
     small: tl.constexpr = U * D <= SMALL
     token = d[None, :] * U + u[:, None]
-    diagonals: tl.constexpr = 3 * D * D if DEALT else 3 * H * E * E
+    diagonals: tl.constexpr = 3 * D * D if IN_LAYOUT else 3 * H * E * E
     projections: tl.constexpr = 6 * D * D + diagonals if UTILITY else 3 * D * D
     each: tl.constexpr = projections + D * D + 2 * F * D
 
@@ -168,29 +168,31 @@ def transformer_step(
         up = rest + D * D
         down = up + F * D
         g, keys = x, ()
-        if DEALT:
+        if IN_LAYOUT:
             for_q, for_k = _asked(w, 0, D, E, UTILITY), _asked(w, 1, D, E, UTILITY)
-        if UTILITY and small and DEALT:
-            w_token = dealt(token_ptr + layer * D * U, U, D)
+        if UTILITY and small and IN_LAYOUT:
+            w_token = load_matrix(token_ptr + layer * D * U, U, D)
         elif UTILITY and small:
             w_token = tl.load(token_ptr + layer * D * U + token)
         y = normed_at_once(x, norm_1w, norm_1b, D, PRECISION)
         if UTILITY and small:
-            g = tanh(times_loaded(now, w_token if DEALT else late(w_token), OUTSIDE))
+            g = tanh(times_loaded(now, w_token if IN_LAYOUT else late(w_token), OUTSIDE))
         elif UTILITY:
             g = tanh(times_loaded(now, tl.load(token_ptr + layer * D * U + token), OUTSIDE))
 
         # projections
-        if DEALT:
+        if IN_LAYOUT:
             y = rounded(y, PRECISION)
             for_v = _asked(w, 2, D, E, UTILITY)
             q = _projected(y, rho, for_q, PRECISION, UTILITY)
             if AT_ONCE:
                 s = tl.arange(0, CHUNK)
-                keys = pasts(keys_ptr, s, across, seat, seats, length, most, S, D, H, E, REAL, CHUNK, PAST_DEALT, True)
+                keys = pasts(
+                    keys_ptr, s, across, seat, seats, length, most, S, D, H, E, REAL, CHUNK, PAST_IN_LAYOUT, True
+                )
             k = _projected(y, g, for_k, PRECISION, UTILITY)
             v = _projected(y, g, for_v, PRECISION, UTILITY)
-            w_out = dealt(rest, D, D)
+            w_out = load_matrix(rest, D, D)
         else:  # in one loop, so that the next weights load while these are used
             q, k, v = y, y, y
             for part in tl.range(0, 3, num_stages=STAGES):
@@ -207,7 +209,7 @@ def transformer_step(
         out_b, down_b = tl.load(vectors + 2 * D + d), tl.load(vectors + 5 * D + d)
         norm_2w, norm_2b = tl.load(vectors + 3 * D + d), tl.load(vectors + 4 * D + d)
         blocks, block = tl.arange(0, F // BLOCK), tl.arange(0, BLOCK)
-        if DEALT:
+        if IN_LAYOUT:
             up_b = fetched(vectors + 6 * D + f)
         else:
             up_b = tl.load(vectors + 6 * D + blocks[:, None] * BLOCK + block[None, :])
@@ -216,10 +218,10 @@ def transformer_step(
         mass, mixed = look_back(
             tl.where(head, q * (SCALE * LOG2_E), 0.0), k, v, keys, keys_ptr, keys_ptr + all_keys, key_cell, value_cell,
             mine, across, seat, seats, length, most, S,
-            D, H, E, REAL, ROWS, CHUNK, STAGES, SINGLE, AT_ONCE, PAST_DEALT, EVEN, PRECISION,
+            D, H, E, REAL, ROWS, CHUNK, STAGES, SINGLE, AT_ONCE, PAST_IN_LAYOUT, EVEN, PRECISION,
         )  # fmt: skip
-        if DEALT:
-            w_up = dealt(up, D, F)
+        if IN_LAYOUT:
+            w_up = load_matrix(up, D, F)
         h = tl.where(head, mixed * inverse(mass)[:, None], 0.0)
         h = tl.sum(tl.reshape(h, (ROWS // H, H, D)), 1)
         h = tl.reshape(tl.broadcast_to(h[:, None, :], (ROWS // H, H, D)), (ROWS, D))
@@ -227,11 +229,11 @@ def transformer_step(
         # output, feed-forward: all hidden units at once if registers can hold the weights, else a block at a time
         vectors += 6 * D + F
         norm_1w, norm_1b = fetched(vectors + d), fetched(vectors + D + d)
-        x += times_loaded(h, w_out if DEALT else late(w_out), PRECISION) + out_b[None, :]
-        if DEALT:
-            w_down = dealt(down, F, D)
+        x += times_loaded(h, w_out if IN_LAYOUT else late(w_out), PRECISION) + out_b[None, :]
+        if IN_LAYOUT:
+            w_down = load_matrix(down, F, D)
         y = normed_at_once(x, norm_2w, norm_2b, D, PRECISION)
-        if DEALT:
+        if IN_LAYOUT:
             hidden = rectified(times_loaded(y, w_up, PRECISION) + up_b[None, :], PRECISION)
             change = times_loaded(hidden, w_down, PRECISION)
         else:

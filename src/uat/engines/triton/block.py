@@ -161,18 +161,18 @@ class FusedBlocks(torch.autograd.Function):
             below, here, there = above - 1, min(above, count - 1), max(above - 1, 0)
             up, low = kept.block(here), kept.block(there)
             dh, to_x, to_x1 = torch.empty_like(low.z), torch.empty_like(dx), torch.empty_like(dx)
-            told = (
+            of_gates = (
                 (dx,) * 4
                 if gates is None or dgates is None
                 else (gates[0], gates[1 + here], dgates[0], dgates[1 + here])
             )
             cast(Any, rows_backward)[(programs,)](
-                dx, dqkv[here], up.z, up.scale, dx1, norms[here].w, norms[here].b, laid[here], *told,
+                dx, dqkv[here], up.z, up.scale, dx1, norms[here].w, norms[here].b, laid[here], *of_gates,
                 low.z1, low.scale1, low.hidden, norms[there].ff_w, laid[there], seed, peak,
                 e2[there], dhidden[there], to_x1, e1[there], dh, to_x, rows, SITES * below,
                 D=d, F=f, BLOCK=min(f, MOST_HIDDEN), SQUARES=_squares(gated), ROWS=program.rows, DROP=ctx.drop,
                 MIX=below >= 0, PROJECT=above < count, UTILITY=gated, TOP=gated and above == count - 1,
-                ENLARGED=told[0].dtype == torch.float16, STAGES=_stages(d, precision), PRECISION=precision,
+                ENLARGED=of_gates[0].dtype == torch.float16, STAGES=_stages(d, precision), PRECISION=precision,
                 num_warps=program.warps_back,
             )  # fmt: skip
             dx = to_x

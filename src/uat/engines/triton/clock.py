@@ -1,4 +1,4 @@
-"""The clock on a GPU: the inputs of all steps, to the last bit, in one launch (Triton). Slow twin: `Clock.told`."""
+"""The clock on a GPU: the inputs of all steps, to the last bit, in one launch (Triton). Slow twin: `Clock.inputs`."""
 
 # pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportInvalidTypeForm=false
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 BLOCK = 1024
 
 
-def fused_told(
+def fused_inputs(
     obs: Tensor,
     action_BT: Tensor,
     reward_BT: Tensor,
@@ -29,19 +29,19 @@ def fused_told(
     Actions are int64 ids, rewards are float32; `none` holds the values of a missing observation and a missing action.
     """
     given = [x.contiguous() for x in (obs, action_BT, reward_BT, valid_BT)]
-    told = torch.empty_like(given[0]), torch.empty_like(given[1]), torch.empty_like(given[2])
+    outputs = torch.empty_like(given[0]), torch.empty_like(given[1]), torch.empty_like(given[2])
     rows, steps, width = valid_BT.numel(), valid_BT.shape[1], math.prod(obs.shape[2:])
     programs = triton.cdiv(rows, BLOCK) + triton.cdiv(rows * width, BLOCK)
     if programs:
         with torch.cuda.device_of(obs):  # Triton launches on the current device
-            cast(Any, _told)[(programs,)](
-                *given, *told, rows, steps, width, lag, float(scale), NO_OBS=none[0], NO_ACTION=none[1], BLOCK=BLOCK
+            cast(Any, _inputs)[(programs,)](
+                *given, *outputs, rows, steps, width, lag, float(scale), NO_OBS=none[0], NO_ACTION=none[1], BLOCK=BLOCK
             )
-    return told
+    return outputs
 
 
 @triton.jit(do_not_specialize=range(12))  # all but constants: compiled once for all sizes
-def _told(
+def _inputs(
     obs_ptr,
     action_ptr,
     reward_ptr,

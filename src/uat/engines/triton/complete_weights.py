@@ -83,7 +83,7 @@ def hidden_units(encoder: UtilityEncoder) -> int:
 def _encoder(encoder: UtilityEncoder) -> tuple[Tensor, Tensor]:
     """Return both layers of the encoder; a linear encoder is W x = max(W x, 0) - max(-W x, 0)."""
     first = cast(Tensor, encoder.mlp.get_parameter("0.weight"))
-    if not encoder.sees_reward:
+    if not encoder.use_reward:
         first = torch.cat([first[:, :-1], torch.zeros_like(first[:, -1:])], dim=1)
     if encoder.nonlinear:
         return first, encoder.mlp.get_parameter("2.weight")

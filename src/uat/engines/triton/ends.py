@@ -46,9 +46,9 @@ class FusedNorm(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         dx, (rows, d) = torch.empty_like(x), x.shape
         parts = torch.empty(shares(rows, ROWS), 2 * d, device=x.device)
-        told = parts if ctx.peak is None else ctx.peak.zero_()
+        to_peak = parts if ctx.peak is None else ctx.peak.zero_()
         cast(Any, _norm_backward)[(len(parts),)](
-            x, weight, dy.contiguous(), dx, parts, told, rows, D=d, ROWS=ROWS, PEAK=ctx.peak is not None
+            x, weight, dy.contiguous(), dx, parts, to_peak, rows, D=d, ROWS=ROWS, PEAK=ctx.peak is not None
         )
         dweight, dbias = added(parts)[0].chunk(2)
         return dx, dweight, dbias, None

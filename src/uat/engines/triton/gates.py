@@ -32,7 +32,7 @@ def gates_fit(utility: UtilityGates, prev_action_BT: Tensor, longest: int) -> bo
     encoder, steps = utility.encoder, prev_action_BT.shape[1]
     if prev_action_BT.dim() > 2 or steps > longest:
         return False
-    return not encoder.sees_action or encoder.action.get_parameter("weight").shape[0] <= MOST_ACTIONS
+    return not encoder.use_action or encoder.action.get_parameter("weight").shape[0] <= MOST_ACTIONS
 
 
 def fused_gates(utility: UtilityGates, prev_action_BT: Tensor, prev_reward_BT: Tensor, peak: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ def fused_gates(utility: UtilityGates, prev_action_BT: Tensor, prev_reward_BT: T
     if table is None:  # actions are not used
         table = prev_reward_BT.new_zeros(1, weights[0].shape[1] - 1, dtype=torch.float32)
         prev_action_BT = torch.full_like(prev_action_BT, NO_ACTION)
-    layers, decay = utility.num_layers, utility.decay
+    layers, decay = utility.num_layers, utility.feedback_decay
     return cast(Tensor, FusedGates.apply(prev_action_BT, prev_reward_BT.float(), peak, layers, decay, table, *weights))
 
 
@@ -96,11 +96,11 @@ def _utility(
     j, hidden, u = tl.arange(0, J_ROOM), tl.arange(0, HIDDEN), tl.arange(0, U)
     action = tl.load(action_ptr + row, mask=live, other=-1)
     known = (action >= 0)[:, None] & (j < J)[None, :]
-    said = tl.load(table_ptr + action[:, None] * J + j[None, :], mask=known, other=0.0)
+    code = tl.load(table_ptr + action[:, None] * J + j[None, :], mask=known, other=0.0)
     reward = read(reward_ptr + row, live)
-    said = tl.where(j[None, :] == J, reward[:, None], said)
-    h = tl.maximum(times_some(said, w1_ptr, hidden, j, J + 1, PRECISION), 0.0)
-    return said, action, h, times(h, w2_ptr, u, hidden, HIDDEN, PRECISION)
+    code = tl.where(j[None, :] == J, reward[:, None], code)
+    h = tl.maximum(times_some(code, w1_ptr, hidden, j, J + 1, PRECISION), 0.0)
+    return code, action, h, times(h, w2_ptr, u, hidden, HIDDEN, PRECISION)
 
 
 @triton.jit
@@ -144,7 +144,7 @@ def _gates_backward(
     j, hidden, a = tl.arange(0, J_ROOM), tl.arange(0, HIDDEN), tl.arange(0, A_ROOM)
     row, live = tl.program_id(0) * T + t, t < T
     here = row[:, None] * D + d[None, :]
-    said, action, h, now = _utility(
+    code, action, h, now = _utility(
         action_ptr, reward_ptr, table_ptr, w1_ptr, w2_ptr, row, live, J, J_ROOM, HIDDEN, U, PRECISION
     )
     ages = _ages(t, DECAY, LOG_DECAY)
@@ -175,9 +175,11 @@ def _gates_backward(
     dh = tl.where(h > 0, times_loaded(du, tl.load(w2_ptr + at), PRECISION), 0.0)
     at = hidden[:, None] * (J + 1) + j[None, :]
     inside = (j <= J)[None, :]
-    tl.store(to_w1 + at, times_loaded(tl.trans(dh), said, PRECISION), mask=inside)
-    dsaid = times_loaded(dh, tl.load(w1_ptr + at, mask=inside, other=0.0), PRECISION)
+    tl.store(to_w1 + at, times_loaded(tl.trans(dh), code, PRECISION), mask=inside)
+    dcode = times_loaded(dh, tl.load(w1_ptr + at, mask=inside, other=0.0), PRECISION)
     is_a = (action[None, :] == a[:, None]).to(tl.float32)
     tl.store(
-        to + a[:, None] * J + j[None, :], times_loaded(is_a, dsaid, PRECISION), mask=(a < A)[:, None] & (j < J)[None, :]
+        to + a[:, None] * J + j[None, :],
+        times_loaded(is_a, dcode, PRECISION),
+        mask=(a < A)[:, None] & (j < J)[None, :],
     )

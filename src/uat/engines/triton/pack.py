@@ -23,7 +23,7 @@ from torch import Tensor
 from uat.engines.triton.acting import SMALL
 from uat.engines.triton.complete_weights import Feedback, feedback, projections
 from uat.engines.triton.parts import rounded, shares
-from uat.engines.triton.tensor_core_layout import deal
+from uat.engines.triton.tensor_core_layout import arrange
 from uat.nn.blocks import Block, Transformer
 from uat.nn.utility import UtilityGates
 
@@ -41,26 +41,27 @@ class Packed(NamedTuple):
     vectors: Tensor
     """Scales and biases, always in float32; those of the last norm follow the last layer's."""
     feedback: Feedback | None
-    dealt: bool
+    tensor_core_layout: bool
     """Whether matrices have the tensor core layout, and so have the maps from u to gates g if they are small."""
 
 
 @torch.no_grad()
-def fused_pack(backbone: Transformer, utility: UtilityGates | None, *, half: bool, dealt: bool) -> Packed:
+def fused_pack(backbone: Transformer, utility: UtilityGates | None, *, half: bool, tensor_core_layout: bool) -> Packed:
     """Pack the current weights in half precision or in float32."""
-    c, like, told = backbone.config, backbone.positions, None if utility is None else feedback(utility)
+    c, like, weights = backbone.config, backbone.positions, None if utility is None else feedback(utility)
     matrices, vectors = _matrices(backbone), _vectors(backbone)
     starts, vector_starts = _starts(matrices[0]), _starts(vectors[0])
-    order = _order(c.d_model, c.d_ff, c.num_heads, len(matrices[0]) == 5, like.device) if dealt else None
+    order = _order(c.d_model, c.d_ff, c.num_heads, len(matrices[0]) == 5, like.device) if tensor_core_layout else None
     each, each_vectors, each_token = starts[-1] if order is None else len(order), 6 * c.d_model + c.d_ff, 0
     to_matrices = like.new_empty(c.num_layers * each, dtype=torch.float16 if half else torch.float32)
     to_vectors = like.new_empty(c.num_layers * each_vectors + 2 * c.d_model)
 
     token, token_order, to_token = None, None, None
-    if dealt and told is not None and c.d_model * told.token.shape[1] <= SMALL.value:
-        token, each_token = told.token.contiguous(), c.d_model * told.token.shape[1]
-        token_order, to_token = _token_order(c.d_model, told.token.shape[1], like.device), like.new_empty(token.numel())
-        told = told._replace(token=to_token)
+    if tensor_core_layout and weights is not None and c.d_model * weights.token.shape[1] <= SMALL.value:
+        token, each_token = weights.token.contiguous(), c.d_model * weights.token.shape[1]
+        token_order = _token_order(c.d_model, weights.token.shape[1], like.device)
+        to_token = like.new_empty(token.numel())
+        weights = weights._replace(token=to_token)
 
     programs = sum(shares(size, BLOCK) for size in (each, vector_starts[-1], each_token))
     for first in range(0, c.num_layers, MOST_LAYERS):
@@ -71,7 +72,7 @@ def fused_pack(backbone: Transformer, utility: UtilityGates | None, *, half: boo
             STARTS=starts, VECTOR_STARTS=vector_starts, EACH=each, EACH_VECTORS=each_vectors, EACH_TOKEN=each_token,
             D=c.d_model, L=len(matrices[some]), BLOCK=BLOCK, PRECISION="half" if half else "tf32x3",
         )  # fmt: skip
-    return Packed(to_matrices, to_vectors, told, dealt)
+    return Packed(to_matrices, to_vectors, weights, tensor_core_layout)
 
 
 def _matrices(backbone: Transformer) -> list[tuple[Tensor, ...]]:
@@ -113,15 +114,15 @@ def _order(d: int, f: int, heads: int, gated: bool, device: torch.device) -> Ten
     square, each = d * d, d // heads
     sizes = [6 * square, 3 * d * each, square, f * d, d * f] if gated else [3 * square, 0, square, f * d, d * f]
     weight, u, out, up, down = torch.arange(1, sum(sizes) + 1, dtype=torch.int32).split(sizes)
-    parts = [deal(part, narrow=True) for part in weight.view(-1, d).split(d)]
-    parts += [deal(torch.block_diag(*part), narrow=True, short=True) for part in u.view(-1, heads, each, each)]
-    parts += [deal(part, narrow=True) for part in (out.view(d, d), up.view(f, d), down.view(d, f))]
+    parts = [arrange(part, narrow=True) for part in weight.view(-1, d).split(d)]
+    parts += [arrange(torch.block_diag(*part), narrow=True, short=True) for part in u.view(-1, heads, each, each)]
+    parts += [arrange(part, narrow=True) for part in (out.view(d, d), up.view(f, d), down.view(d, f))]
     return (torch.cat(parts) - 1).to(device)
 
 
 @functools.cache
 def _token_order(d: int, width: int, device: torch.device) -> Tensor:
-    return deal(torch.arange(d * width, dtype=torch.int32).view(d, width)).to(device)
+    return arrange(torch.arange(d * width, dtype=torch.int32).view(d, width)).to(device)
 
 
 @triton.jit

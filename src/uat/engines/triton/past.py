@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from uat.engines.triton.parts import exp2, late, put, rounded, times_loaded
-from uat.engines.triton.tensor_core_layout import COLUMNS, dealt_keys, dealt_values
+from uat.engines.triton.tensor_core_layout import COLUMNS, load_keys, load_values
 
 NEVER = tl.constexpr(-1e30)
 """The logit of masked steps."""
@@ -79,24 +79,24 @@ def _own_and_past(own_a, top_a, total_a, own_b, top_b, total_b):
 def pasts(
     ptr, s, across, seat, seats, length, most, S,
     D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, REAL: tl.constexpr, CHUNK: tl.constexpr,
-    PAST_DEALT: tl.constexpr, KEYS: tl.constexpr,
+    PAST_IN_LAYOUT: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Start loading keys or values of every stream."""
     found = ()
     for r in tl.static_range(REAL):
-        if PAST_DEALT and KEYS:
-            found += (dealt_keys(ptr + r * D * CHUNK, tl.where(r < seats, most, 0), D, CHUNK),)
-        elif PAST_DEALT:
-            found += (dealt_values(ptr + r * D * CHUNK, tl.where(r < seats, most, 0), D, CHUNK),)
+        if PAST_IN_LAYOUT and KEYS:
+            found += (load_keys(ptr + r * D * CHUNK, tl.where(r < seats, most, 0), D, CHUNK),)
+        elif PAST_IN_LAYOUT:
+            found += (load_values(ptr + r * D * CHUNK, tl.where(r < seats, most, 0), D, CHUNK),)
         else:
             found += (_past(ptr, r, s, across, seat, seats, length, most, S, H, E, False, KEYS),)
     return found
 
 
 @triton.jit
-def _arrived(asked, REAL: tl.constexpr, PAST_DEALT: tl.constexpr):
+def _arrived(asked, REAL: tl.constexpr, PAST_IN_LAYOUT: tl.constexpr):
     found = asked
-    if not PAST_DEALT:
+    if not PAST_IN_LAYOUT:
         found = ()
         for r in tl.static_range(REAL):
             found += (late(asked[r]),)
@@ -107,21 +107,21 @@ def _arrived(asked, REAL: tl.constexpr, PAST_DEALT: tl.constexpr):
 def _look_at_once(
     q, k, v, keys, values_ptr, across, seat, seats, length, most, S,
     D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, REAL: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
-    PAST_DEALT: tl.constexpr, PRECISION: tl.constexpr,
+    PAST_IN_LAYOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Attend to a past of a single chunk for few streams, whose keys or values fit in registers: all loads start before
     any is needed. k, v: key and value of this step."""
     s = tl.arange(0, CHUNK)
     if REAL <= 2:
-        values = pasts(values_ptr, s, across, seat, seats, length, most, S, D, H, E, REAL, CHUNK, PAST_DEALT, False)
-    keys = _arrived(keys, REAL, PAST_DEALT)
+        values = pasts(values_ptr, s, across, seat, seats, length, most, S, D, H, E, REAL, CHUNK, PAST_IN_LAYOUT, False)
+    keys = _arrived(keys, REAL, PAST_IN_LAYOUT)
     own = q * k
     q = rounded(q, PRECISION)
     logits = times_loaded(q, keys[0], PRECISION)
     for r in tl.static_range(1, REAL):
         logits = tl.where((seat == r)[:, None], times_loaded(q, keys[r], PRECISION), logits)
     if REAL > 2:  # registers cannot hold both
-        values = pasts(values_ptr, s, across, seat, seats, length, most, S, D, H, E, REAL, CHUNK, PAST_DEALT, False)
+        values = pasts(values_ptr, s, across, seat, seats, length, most, S, D, H, E, REAL, CHUNK, PAST_IN_LAYOUT, False)
     logits = tl.where(s[None, :] < length[:, None], logits, NEVER)
     # each thread computes weights of its own steps; then all use the common maximum, which is one more factor
     columns: tl.constexpr = min(CHUNK, COLUMNS)
@@ -141,7 +141,7 @@ def _look_at_once(
     weight = tl.reshape(weight * factor[:, None, :, None], (ROWS, CHUNK))
     mass, own = fade + total * exp2(higher - highest), v * fade[:, None]
     weight = rounded(weight, PRECISION)
-    values = _arrived(values, REAL, PAST_DEALT)
+    values = _arrived(values, REAL, PAST_IN_LAYOUT)
     mixed = own + times_loaded(weight, values[0], PRECISION)
     for r in tl.static_range(1, REAL):
         mixed = tl.where((seat == r)[:, None], own + times_loaded(weight, values[r], PRECISION), mixed)
@@ -152,12 +152,12 @@ def _look_at_once(
 def look_back(
     q, k, v, keys, keys_ptr, values_ptr, key_cell, value_cell, mine, across, seat, seats, length, most, S,
     D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, REAL: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
-    STAGES: tl.constexpr, SINGLE: tl.constexpr, AT_ONCE: tl.constexpr, PAST_DEALT: tl.constexpr, EVEN: tl.constexpr,
+    STAGES: tl.constexpr, SINGLE: tl.constexpr, AT_ONCE: tl.constexpr, PAST_IN_LAYOUT: tl.constexpr, EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Attend to the past and this step; return the sum of weights and the unnormalised values of each row's head. Write
     this step's key and value to the cache, where `mine`. AT_ONCE: whether `keys` are already loading."""
-    if PAST_DEALT:
+    if PAST_IN_LAYOUT:
         put(keys_ptr + key_cell, rounded(k, PRECISION), mine)
         put(values_ptr + value_cell, rounded(v, PRECISION), mine)
     else:
@@ -166,7 +166,7 @@ def look_back(
     if AT_ONCE:
         mass, mixed = _look_at_once(
             q, k, v, keys, values_ptr, across, seat, seats, length, most,
-            S, D, H, E, REAL, ROWS, CHUNK, PAST_DEALT, PRECISION,
+            S, D, H, E, REAL, ROWS, CHUNK, PAST_IN_LAYOUT, PRECISION,
         )  # fmt: skip
     else:  # this step's key and value first, then the past
         top, mass, mixed = tl.sum(q * k, 1), tl.full((ROWS,), 1.0, tl.float32), v

@@ -36,7 +36,7 @@ from uat.engines.triton.acting import (
     utility_weights,
 )
 from uat.engines.triton.parts import fetched_some, put_wide, shares
-from uat.engines.triton.step import WIDEST, Packed, arguments, at_once, observed, pack, served, told
+from uat.engines.triton.step import WIDEST, Packed, arguments, at_once, feedback_arguments, observed, pack, served
 from uat.engines.worlds import FusedWorld
 from uat.episode import Step
 from uat.nn.blocks import Transformer
@@ -78,9 +78,9 @@ def fused_play(
         prev_reward=positions.new_empty(0),
         first=positions.new_empty(0, dtype=torch.bool),
     )
-    heard = {} if utility is None else told(utility, nothing, positions, packed)
+    feedback = {} if utility is None else feedback_arguments(utility, nothing, positions, packed)
     gumbel_BTA = None if gumbel_BTA is None else gumbel_BTA.float().contiguous()
-    given = arguments(backbone, packed, past, observed(backbone, nothing.obs), heard, head, real, gumbel_BTA)
+    given = arguments(backbone, packed, past, observed(backbone, nothing.obs), feedback, head, real, gumbel_BTA)
     unused = ("obs_ptr", "action_ptr", "reward_ptr", "ubar_ptr", "UBAR")
     kernel = cast(Any, _play)[(shares(streams, real),)](
         **{name: value for name, value in given.items() if name not in unused},
@@ -104,8 +104,8 @@ def _leave_shared_memory(function: int) -> None:
 
 def _room(backbone: Transformer, packed: Packed, streams: int, steps: int, real: int) -> Tensor:
     """Allocate keys and values (L, 2, B, H, S, E). In tensor core layout, S is padded to a whole chunk."""
-    c, whole = backbone.config, at_once(packed, steps, real)
-    shape = (c.num_layers, 2, streams, c.num_heads, triton_step.CHUNK if whole else steps, c.d_model // c.num_heads)
+    c, padded = backbone.config, at_once(packed, steps, real)
+    shape = (c.num_layers, 2, streams, c.num_heads, triton_step.CHUNK if padded else steps, c.d_model // c.num_heads)
     return packed.matrices.new_empty(shape)
 
 
@@ -128,7 +128,7 @@ def _play(
     B, S, KV, POSITIONS,
     D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, F: tl.constexpr, L: tl.constexpr, A: tl.constexpr,
     A_ROOM: tl.constexpr, SCALE: tl.constexpr, REAL: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr, STAGES: tl.constexpr, SINGLE: tl.constexpr, DEALT: tl.constexpr, AT_ONCE: tl.constexpr,
+    BLOCK: tl.constexpr, STAGES: tl.constexpr, SINGLE: tl.constexpr, IN_LAYOUT: tl.constexpr, AT_ONCE: tl.constexpr,
     UTILITY: tl.constexpr, SAMPLED: tl.constexpr, PRECISION: tl.constexpr,
     OUTSIDE: tl.constexpr, ENCODE: tl.constexpr, WIDTH: tl.constexpr, WIDTH_ROOM: tl.constexpr, J: tl.constexpr,
     J_ROOM: tl.constexpr, HIDDEN: tl.constexpr, U: tl.constexpr, DECAY: tl.constexpr,
@@ -143,8 +143,8 @@ def _play(
     action, reward = tl.full((ROWS,), -1, tl.int32), tl.zeros((ROWS,), tl.float32)
     ubar = tl.zeros((ROWS, U), tl.float32)
     # data that every step needs is read once, and stays in shared memory if it fits
-    heard: tl.constexpr = J_ROOM * HIDDEN + HIDDEN * U + U * D if UTILITY else 0
-    once: tl.constexpr = WIDTH_ROOM * D + D * A_ROOM + heard <= SMALL
+    feedback_size: tl.constexpr = J_ROOM * HIDDEN + HIDDEN * U + U * D if UTILITY else 0
+    once: tl.constexpr = WIDTH_ROOM * D + D * A_ROOM + feedback_size <= SMALL
     if once:
         to_embed = encoding(encode_w, encode_b, d, WIDTH, WIDTH_ROOM, ENCODE)
         to_score = scoring(head_w, head_b, d, a, A, D)
@@ -156,14 +156,14 @@ def _play(
     for t in tl.range(0, T, num_stages=1):
         # the slowest loads start first
         drawn = draw(gumbel_ptr + t * A, gumbel_stride, stream, live[:, None], a, A, SAMPLED)
-        said = tl.zeros((ROWS, J_ROOM), tl.float32)
+        code = tl.zeros((ROWS, J_ROOM), tl.float32)
         if UTILITY and IDS:
-            said = look_up(action, table_ptr, tl.arange(0, J_ROOM), J)
+            code = look_up(action, table_ptr, tl.arange(0, J_ROOM), J)
         seen, known = LOOK(t, spot, stream, live, o, world, T, fetched_some)
         now, rho = ubar, ubar
         if UTILITY:
             now, ubar, rho = utility_step(
-                said, reward, ubar, row < 0, of_utility if once else (said, said, said), w1_ptr, w2_ptr, regime_ptr, d,
+                code, reward, ubar, row < 0, of_utility if once else (code, code, code), w1_ptr, w2_ptr, regime_ptr, d,
                 J, J_ROOM, HIDDEN, U, DECAY, once, OUTSIDE,
             )  # fmt: skip
         length = tl.where(live, t, 0)
@@ -175,8 +175,8 @@ def _play(
         x = transformer_step(
             x, now, rho, length, seat, start, live, row, d,
             matrices_ptr, vectors_ptr, token_ptr, kv_ptr, B, S, KV,
-            D, H, E, F, L, SCALE, REAL, ROWS, CHUNK, BLOCK, STAGES, SINGLE, True, DEALT, AT_ONCE, UTILITY, PRECISION,
-            OUTSIDE, U,
+            D, H, E, F, L, SCALE, REAL, ROWS, CHUNK, BLOCK, STAGES, SINGLE, True, IN_LAYOUT, AT_ONCE, UTILITY,
+            PRECISION, OUTSIDE, U,
         )  # fmt: skip
         logits = score(x, to_score if once else scoring(head_w, head_b, d, a, A, D), OUTSIDE)
         action = pick(logits, drawn, a, A, SAMPLED)

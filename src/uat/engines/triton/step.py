@@ -98,8 +98,8 @@ def memory_taken(backbone: Transformer, utility: UtilityGates | None) -> int:
 def pack(backbone: Transformer, utility: UtilityGates | None) -> Packed:
     """Pack the current weights; each rollout calls this."""
     c, half = backbone.config, rounding() == "half"
-    dealt = half and c.d_model <= 64 and c.d_model * c.d_ff <= HELD
-    return fused_pack(backbone, utility, half=half, dealt=dealt)
+    tensor_core_layout = half and c.d_model <= 64 and c.d_model * c.d_ff <= HELD
+    return fused_pack(backbone, utility, half=half, tensor_core_layout=tensor_core_layout)
 
 
 def fused_step(
@@ -119,9 +119,9 @@ def fused_step(
     With Gumbel noise the choice is a sample, without it the arg-max of the logits.
     """
     inside = head.linear.out_features <= WIDEST
-    heard = {} if utility is None else told(utility, step, ubar_BU, packed)
+    feedback = {} if utility is None else feedback_arguments(utility, step, ubar_BU, packed)
     seen, scored = observed(backbone, step.obs), head if inside else None
-    found, choice_B = _launch(backbone, cache, packed, policies, seen, heard, scored, step, gumbel_BA)
+    found, choice_B = _launch(backbone, cache, packed, policies, seen, feedback, scored, step, gumbel_BA)
     if not inside:
         return head.logits(found, step.allowed), None
     return found, choice_B if isinstance(head, DiscreteHead) else None
@@ -168,7 +168,7 @@ def _launch(
     packed: Packed,
     policies: int,
     seen: dict[str, Any],
-    told: dict[str, Any],
+    feedback: dict[str, Any],
     head: Head | None,
     step: Step | None,
     gumbel_BA: Tensor | None,
@@ -189,7 +189,7 @@ def _launch(
         "MASKED": allowed is not None,
     }
     drawn_BA = None if gumbel_BA is None else gumbel_BA.float()
-    reads = arguments(backbone, packed, cache.kv_L2BHSE, seen, told, head, real, drawn_BA)
+    reads = arguments(backbone, packed, cache.kv_L2BHSE, seen, feedback, head, real, drawn_BA)
     cast(Any, _step)[(shares(streams, real),)](**reads, **given)
     return out, choice_B
 
@@ -199,7 +199,7 @@ def arguments(
     packed: Packed,
     past_L2BHSE: Tensor,
     seen: dict[str, Any],
-    told: dict[str, Any],
+    feedback: dict[str, Any],
     head: Head | None,
     real: int,
     gumbel: Tensor | None,
@@ -209,8 +209,8 @@ def arguments(
     d, size = c.d_model, c.d_model // c.num_heads
     actions = 1 if head is None else head.linear.out_features
     pointers = {
-        **dict.fromkeys(OBSERVED + TOLD, unread),
-        **{name: value for name, value in (seen | told).items() if isinstance(value, Tensor)},
+        **dict.fromkeys(OBSERVED + FEEDBACK, unread),
+        **{name: value for name, value in (seen | feedback).items() if isinstance(value, Tensor)},
         "matrices_ptr": packed.matrices,
         "vectors_ptr": packed.vectors,
         "position_ptr": backbone.positions,
@@ -232,7 +232,7 @@ def arguments(
         "UBAR": 16,
         "DECAY": 0.0,
         "IDS": True,
-        **{name: value for name, value in (seen | told).items() if not isinstance(value, Tensor)},
+        **{name: value for name, value in (seen | feedback).items() if not isinstance(value, Tensor)},
         "B": past_L2BHSE.shape[2],
         "S": capacity,
         "KV": past_L2BHSE.stride(1),
@@ -251,9 +251,9 @@ def arguments(
         "BLOCK": min(64, c.d_ff),
         "STAGES": STAGES,
         "SINGLE": capacity <= CHUNK,
-        "DEALT": packed.dealt,
+        "IN_LAYOUT": packed.tensor_core_layout,
         "AT_ONCE": at_once(packed, capacity, real),
-        "UTILITY": bool(told),
+        "UTILITY": bool(feedback),
         "SAMPLED": gumbel is not None,
         "PRECISION": "half" if packed.matrices.dtype == torch.float16 else products(),
         "OUTSIDE": products(),  # values outside the layers may be large
@@ -263,11 +263,11 @@ def arguments(
 
 def at_once(packed: Packed, capacity: int, real: int) -> bool:
     """Whether keys, and then values, of all steps of a program's streams fit in registers."""
-    return packed.dealt and capacity <= CHUNK and real <= MOST_PASTS
+    return packed.tensor_core_layout and capacity <= CHUNK and real <= MOST_PASTS
 
 
 OBSERVED = ("obs_ptr", "encode_w", "encode_b")
-TOLD = ("action_ptr", "reward_ptr", "table_ptr", "w1_ptr", "w2_ptr", "token_ptr", "regime_ptr", "ubar_ptr")
+FEEDBACK = ("action_ptr", "reward_ptr", "table_ptr", "w1_ptr", "w2_ptr", "token_ptr", "regime_ptr", "ubar_ptr")
 
 
 def observed(backbone: Transformer, obs: Tensor) -> dict[str, Any]:
@@ -283,7 +283,7 @@ def observed(backbone: Transformer, obs: Tensor) -> dict[str, Any]:
     return {"obs_ptr": encoder(obs).float().contiguous(), "ENCODE": "done"}
 
 
-def told(utility: UtilityGates, step: Step, ubar_BU: Tensor | None, packed: Packed) -> dict[str, Any]:
+def feedback_arguments(utility: UtilityGates, step: Step, ubar_BU: Tensor | None, packed: Packed) -> dict[str, Any]:
     """Return the feedback arguments of `_step`, from which it computes gates."""
     assert ubar_BU is not None
     assert packed.feedback is not None
@@ -291,7 +291,7 @@ def told(utility: UtilityGates, step: Step, ubar_BU: Tensor | None, packed: Pack
     width, reward_B = first.shape[1] - 1, step.prev_reward.float().contiguous()
     if table is not None:
         action = step.prev_action.contiguous()
-    elif utility.encoder.sees_action:
+    elif utility.encoder.use_action:
         action = table = utility.encoder.action(step.prev_action).float().contiguous()
     else:
         action = table = reward_B.new_zeros(len(reward_B), width)
@@ -299,7 +299,7 @@ def told(utility: UtilityGates, step: Step, ubar_BU: Tensor | None, packed: Pack
         "action_ptr": action, "reward_ptr": reward_B, "table_ptr": table, "w1_ptr": first, "w2_ptr": last,
         "token_ptr": token, "regime_ptr": regime, "ubar_ptr": ubar_BU,
         "J": width, "J_ROOM": room(width + 1), "HIDDEN": first.shape[0], "U": last.shape[0],
-        "UBAR": utility.d_utility, "DECAY": utility.decay, "IDS": packed.feedback.table_AJ is not None,
+        "UBAR": utility.d_utility, "DECAY": utility.feedback_decay, "IDS": packed.feedback.table_AJ is not None,
     }  # fmt: skip
 
 
@@ -311,7 +311,7 @@ def _step(
     out_ptr, choice_ptr, B, S, KV, POSITIONS,
     D: tl.constexpr, H: tl.constexpr, E: tl.constexpr, F: tl.constexpr, L: tl.constexpr, A: tl.constexpr,
     A_ROOM: tl.constexpr, SCALE: tl.constexpr, REAL: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr, STAGES: tl.constexpr, SINGLE: tl.constexpr, DEALT: tl.constexpr, AT_ONCE: tl.constexpr,
+    BLOCK: tl.constexpr, STAGES: tl.constexpr, SINGLE: tl.constexpr, IN_LAYOUT: tl.constexpr, AT_ONCE: tl.constexpr,
     UTILITY: tl.constexpr, HEAD: tl.constexpr, MASKED: tl.constexpr, SAMPLED: tl.constexpr, PRECISION: tl.constexpr,
     OUTSIDE: tl.constexpr, ENCODE: tl.constexpr, WIDTH: tl.constexpr, WIDTH_ROOM: tl.constexpr, J: tl.constexpr,
     J_ROOM: tl.constexpr, HIDDEN: tl.constexpr, U: tl.constexpr, UBAR: tl.constexpr, DECAY: tl.constexpr,
@@ -349,16 +349,16 @@ def _step(
         j, u = tl.arange(0, J_ROOM), tl.arange(0, U)
         if IDS:
             action = tl.load(action_ptr + stream, mask=live, other=-1)
-            said = look_up(action, table_ptr, j, J)
+            code = look_up(action, table_ptr, j, J)
         else:
-            said = tl.load(action_ptr + stream[:, None] * J + j[None, :], mask=alive & (j < J)[None, :], other=0.0)
+            code = tl.load(action_ptr + stream[:, None] * J + j[None, :], mask=alive & (j < J)[None, :], other=0.0)
         reward = tl.load(reward_ptr + stream, mask=live, other=0.0)
         at, kept = stream[:, None] * UBAR + u[None, :], alive & (u < UBAR)[None, :]
         before = tl.load(ubar_ptr + at, mask=kept, other=0.0)
         small: tl.constexpr = J_ROOM * HIDDEN + HIDDEN * U + U * D <= SMALL
-        weights = utility_weights(w1_ptr, w2_ptr, regime_ptr, d, J, J_ROOM, HIDDEN, U) if small else (said, said, said)
+        weights = utility_weights(w1_ptr, w2_ptr, regime_ptr, d, J, J_ROOM, HIDDEN, U) if small else (code, code, code)
         now, ubar, rho = utility_step(
-            said, reward, before, first, weights, w1_ptr, w2_ptr, regime_ptr, d,
+            code, reward, before, first, weights, w1_ptr, w2_ptr, regime_ptr, d,
             J, J_ROOM, HIDDEN, U, DECAY, small, OUTSIDE,
         )  # fmt: skip
         tl.debug_barrier()  # wait until all rows of a stream have read it
@@ -367,7 +367,7 @@ def _step(
     x = transformer_step(
         x, now, rho, length, seat, start, live, row, d,
         matrices_ptr, vectors_ptr, token_ptr, kv_ptr, B, S, KV,
-        D, H, E, F, L, SCALE, REAL, ROWS, CHUNK, BLOCK, STAGES, SINGLE, False, DEALT, AT_ONCE, UTILITY, PRECISION,
+        D, H, E, F, L, SCALE, REAL, ROWS, CHUNK, BLOCK, STAGES, SINGLE, False, IN_LAYOUT, AT_ONCE, UTILITY, PRECISION,
         OUTSIDE, U,
     )  # fmt: skip
     tl.store(length_ptr + stream, (length + 1).to(tl.int64), mask=own)

@@ -1,4 +1,4 @@
-"""Tensor core layout: matrices stored in the order in which threads read them, dealt to threads like cards (Triton).
+"""Tensor core layout: matrices stored in the order in which threads read them (Triton).
 
 Tensor cores distribute the right factor of a product over a program's threads in a fixed way: of each block of 8 or 16
 rows, a thread has a few entries of one column. If a matrix is stored in that order, each thread reads its share with
@@ -23,9 +23,11 @@ COLUMNS = tl.constexpr(32)
 """Columns that the warps of a program share: 8 each."""
 
 
-def deal(w_NK: Tensor, *, narrow: bool = False, short: bool = False) -> Tensor:
-    """Reorder a weight (out, in) for `dealt`, which reads it in half precision (`narrow`) or in its own dtype; `short`:
-    reorder it for `dealt_diagonal`."""
+def arrange(w_NK: Tensor, *, narrow: bool = False, short: bool = False) -> Tensor:
+    """Reorder a weight (out, in) for `load_matrix`, which reads it in half precision (`narrow`) or in its own dtype.
+
+    short: reorder it for `load_block_diagonal` instead.
+    """
     (n, k), pair = w_NK.shape, 2 if narrow else 1  # number of neighbouring rows that share a register
     columns = min(n, COLUMNS.value)
     groups = min(k // (4 * pair), 2 if short else 4)
@@ -34,7 +36,7 @@ def deal(w_NK: Tensor, *, narrow: bool = False, short: bool = False) -> Tensor:
 
 
 @triton.jit
-def dealt(ptr, K: tl.constexpr, N: tl.constexpr):
+def load_matrix(ptr, K: tl.constexpr, N: tl.constexpr):
     """Load a matrix (K, N) in this layout."""
     pair: tl.constexpr = 32 // ptr.dtype.element_ty.primitive_bitwidth
     groups: tl.constexpr = min(K // (4 * pair), 4)
@@ -44,7 +46,7 @@ def dealt(ptr, K: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def dealt_diagonal(ptr, D: tl.constexpr, E: tl.constexpr):
+def load_block_diagonal(ptr, D: tl.constexpr, E: tl.constexpr):
     """Load a block-diagonal matrix (D, D) with blocks of size E, stored in short turns. Zeros beside the blocks are not
     read if E is 16, 32 or 64."""
     pair: tl.constexpr = 32 // ptr.dtype.element_ty.primitive_bitwidth
@@ -70,7 +72,7 @@ def _gathered(found, K: tl.constexpr, N: tl.constexpr, GROUPS: tl.constexpr, PAI
 
 
 @triton.jit
-def dealt_keys(ptr, most, D: tl.constexpr, S: tl.constexpr):
+def load_keys(ptr, most, D: tl.constexpr, S: tl.constexpr):
     """Load keys (D, S) of the steps before `most`, and zeros beyond."""
     groups: tl.constexpr = min(D // 8, 4)  # as in `key_place`
     columns: tl.constexpr = min(S, COLUMNS)
@@ -91,7 +93,7 @@ def key_place(d, s, D: tl.constexpr, S: tl.constexpr):
 
 
 @triton.jit
-def dealt_values(ptr, most, D: tl.constexpr, S: tl.constexpr):
+def load_values(ptr, most, D: tl.constexpr, S: tl.constexpr):
     """Load values (S, D) of the steps before `most`, and unspecified numbers of up to 15 steps after it. A turn has
     entries of the same steps, in blocks of sixteen; blocks after `most` are not read."""
     columns: tl.constexpr = min(D, COLUMNS)

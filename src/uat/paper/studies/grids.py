@@ -129,7 +129,7 @@ STUDIES: dict[str, Study] = {
     "sensitivity": Study(
         summary="effect of UAT's feedback memory and utility width on sepsis, one at a time",
         sweeps=(
-            *(_one_setting("method.decay", x, label="λ") for x in DECAYS),
+            *(_one_setting("method.feedback_decay", x, label="λ") for x in DECAYS),
             *(_one_setting("method.d_utility", x, label="d_u") for x in WIDTHS),
         ),
     ),

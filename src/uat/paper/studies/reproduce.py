@@ -100,8 +100,8 @@ def set_aside_flawed(cells: Sequence[Cell], results: Results) -> None:
         folder = cell.folder(results.runs)
         if not (folder / "config.json").exists() or Run.open(folder).config.identity() != cell.identity:
             continue
-        standing = progress_of(Run.open(folder))
-        numerics = "" if standing is None else standing.numerics or ""
+        progress = progress_of(Run.open(folder))
+        numerics = "" if progress is None else progress.numerics or ""
         if flaw := flaw_of_run(cell.identity, numerics, listed):
             place = results.path / "flawed" / folder.name
             if place.exists():

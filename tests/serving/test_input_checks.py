@@ -14,8 +14,8 @@ from hypothesis.extra import numpy as arrays
 
 from tests.builders import SPECS
 from uat.checks import MOST_NUMBER, check_actions, check_mask, check_observations, check_rewards
-from uat.serving import entrance
-from uat.serving.entrance import InputChecks
+from uat.serving import input_checks
+from uat.serving.input_checks import InputChecks
 from uat.spec import Spec
 
 STREAMS = 2
@@ -136,7 +136,7 @@ def test_weights_at_the_edge_of_the_tolerance_are_judged_by_the_thorough_check(
 def test_common_input_never_meets_the_thorough_checks(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without this, the quick check would only cost time."""
     for name in ("check_observations", "check_actions", "check_rewards", "check_mask"):
-        monkeypatch.setattr(entrance, name, None)
+        monkeypatch.setattr(input_checks, name, None)
     make, discrete = KINDS[kind], InputChecks(SPECS["items-discrete"], STREAMS)
     numbers = InputChecks(SPECS["vector-weights"], STREAMS)
     assert numbers.observations(make(np.ones((STREAMS, 5)))).dtype == np.float32
