@@ -45,6 +45,7 @@ OWN: dict[str, DomainEntry] = {
         tasks=Sepsis.train_tasks,
         summary="treatment whose effect depends on a hidden regime that changes within the episode",
         recipes="uat.paper.recipes",
+        task_field="domain.task",
         files=("cohort",),
         revision=2,
     ),

@@ -149,6 +149,18 @@ def test_learning_curves_are_drawn_from_rows() -> None:
         draw_curves(rows_of(*TWO_SEEDS))
 
 
+def test_a_task_that_the_paper_does_not_have_stands_beside_its_own() -> None:
+    published = [{"domain": "sepsis", "task": "regimes", "method": "uat", "metric": "accuracy", "mean": 0.808}]
+    own = [score("uat", x, domain="sepsis", task=task) for task, x in (("regimes", 0.8), ("aligned", 0.7))]
+    rows = dataclasses.replace(rows_of(*own), published=published)
+    table = score_table(rows, "sepsis", ACCURACY, ["uat"], name="x", title="X")
+    assert table.head == ["method", "regimes ours", "regimes published", "regimes Δ", "aligned ours", "seeds"]
+    assert "No published number: aligned (ours, not in the paper)." in table.note
+    assert (
+        "No published number" not in score_table(rows_of(*own), "sepsis", ACCURACY, ["uat"], name="x", title="X").note
+    )
+
+
 def test_sensitivity_takes_the_default_from_the_recipes_rows() -> None:
     about = {"domain": "sepsis", "task": "regimes"}
     rows = rows_of(score("uat", 0.8, **about), score("uat", 0.7, setting="decay=0.5", **about))

@@ -168,6 +168,10 @@ class Rows:
         """Mean and standard deviation in the paper's tables."""
         return self.published_by_key.get(key)
 
+    def has_published(self, domain: str, task: str) -> bool:
+        """Whether the paper has numbers of this task."""
+        return any((row["domain"], row["task"]) == (domain, task) for row in self.published)
+
     @cached_property
     def published_by_key(self) -> dict[Key, tuple[float, float | None]]:
         """The published numbers by key; those without a setting belong to the recipe's setting."""

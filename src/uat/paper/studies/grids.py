@@ -48,6 +48,12 @@ def among(*names: str) -> Callable[[str], bool]:
     return lambda method: method in names
 
 
+def _one_setting(name: str, value: float, *, label: str) -> Sweep:
+    """A point of the sensitivity study: UAT on the paper's labels with one setting changed."""
+    methods = among("uat")
+    return Sweep(domain="sepsis", tasks=("regimes",), methods=methods, settings={name: value}, label=label)
+
+
 PAIR = among("vanilla", "uat")
 """UAT, and the same model without feedback."""
 BOUNDARY = ("uat", "uat-late", "uat-plus", "adt", "adt-prev", "dt-actions", "vanilla")
@@ -115,21 +121,20 @@ STUDIES: dict[str, Study] = {
                 settings=LONG,
                 probes=frozenset({"attention"}),
             ),
-            Sweep(domain="sepsis", methods=among("vanilla", "dt", "adt", "uat"), probes=frozenset({"kinetics"})),
+            Sweep(
+                domain="sepsis",
+                tasks=("regimes",),
+                methods=among("vanilla", "dt", "adt", "uat"),
+                probes=frozenset({"kinetics"}),
+            ),
             Sweep(domain="markets", methods=PAIR, probes=frozenset({"gate"}), data="hsi", on_data=HANG_SENG),
         ),
     ),
     "sensitivity": Study(
         summary="effect of UAT's feedback memory and utility width on sepsis, one at a time",
         sweeps=(
-            *(
-                Sweep(domain="sepsis", methods=among("uat"), settings={"method.feedback_decay": x}, label="λ")
-                for x in DECAYS
-            ),
-            *(
-                Sweep(domain="sepsis", methods=among("uat"), settings={"method.d_utility": x}, label="d_u")
-                for x in WIDTHS
-            ),
+            *(_one_setting("method.feedback_decay", x, label="λ") for x in DECAYS),
+            *(_one_setting("method.d_utility", x, label="d_u") for x in WIDTHS),
         ),
     ),
     "efficiency": Study(

@@ -85,14 +85,14 @@ def cells_of(options: Reproduce) -> list[Cell]:
     return merged(cell for study in studies for cell in study.cells(options.preset, options.seeds, options.filter))
 
 
-Measured = set[tuple[str, str, str, str]]
-"""Domain, task, setting and run ("" for references) of the existing rows."""
+Measured = set[tuple[str, str, str, str, str]]
+"""Domain, task, setting, run ("" for references) and metric of the existing rows."""
 
 
 def measured(results: Results) -> Measured:
     flaws = results.flaws()
     rows = [row for row in results.read("scores") if row["run"] not in flaws]
-    return {(row["domain"], row["task"], row["setting"], row["run"]) for row in rows}
+    return {(row["domain"], row["task"], row["setting"], row["run"], row["metric"]) for row in rows}
 
 
 def set_aside_flawed(cells: Sequence[Cell], results: Results) -> None:
@@ -114,21 +114,32 @@ def set_aside_flawed(cells: Sequence[Cell], results: Results) -> None:
 
 
 def is_done(cell: Cell, results: Results, existing: Measured) -> bool:
-    """Whether the cell's rows exist, and for every probe its trace or the run folder that it needs."""
-    if cell.identity not in {run for _, _, _, run in existing}:
+    """Whether the cell's rows exist, and for every probe its trace or the run folder that it needs.
+
+    Rows without a metric that the domain has now are kept, unless the run folder is there and can be scored again.
+    """
+    if cell.identity not in {run for _, _, _, run, _ in existing}:
         return False
+    if (cell.folder(results.runs) / "config.json").exists():
+        known = {metric for *_, run, metric in existing if run == cell.identity}
+        if not known >= {metric.name for metric in cell.config.build_true_domain().metrics}:
+            return False
     traces = [trace for probe in cell.probes if (trace := read_trace(results.path, probe))]
     probed = [trace for trace in traces if cell.identity in trace.runs]
     return len(probed) == len(cell.probes) or scores_of(cell, results.runs) is not None
 
 
 def references(cells: Sequence[Cell], existing: Measured) -> list[Reference]:
-    """One job for each task and kind of feedback whose references have no rows yet."""
+    """One job for each task and kind of feedback whose references have no rows yet, or none of a metric that the domain
+    has now."""
     missing: dict[str, Reference] = {}
     for cell in cells:
         task, c = Reference(cell=cell), cell.config
-        if task.key not in missing and (c.domain_name, cell.task, task.setting, "") not in existing:
-            missing[task.key] = task
+        if task.key not in missing:
+            domain = c.build_domain()
+            place = (c.domain_name, cell.task, domain.setting, "")
+            if not existing >= {(*place, metric.name) for metric in domain.metrics}:
+                missing[task.key] = task
     return list(missing.values())
 
 

@@ -119,7 +119,7 @@ def cell_rows(job: Job, runs: Path, device: torch.device, progress: Note) -> lis
 
 
 def scores_of(cell: Cell, runs: Path) -> list[dict[str, Any]] | None:
-    """Rows of a run that is completely trained and scored; None if there is work left."""
+    """Rows of a run that is completely trained and scored in every metric; None if there is work left."""
     folder = cell.folder(runs)
     if not (folder / "config.json").exists():
         return None
@@ -127,7 +127,8 @@ def scores_of(cell: Cell, runs: Path) -> list[dict[str, Any]] | None:
     if run.config.identity() != cell.identity:
         raise RunError(f"{folder} holds another run ({describe(run.config)}); choose another folder with --out")
     rows = run.rows("scores.jsonl")
-    return rows if rows and what_is_unfinished(run) is None else None
+    complete = {row["metric"] for row in rows} >= {metric.name for metric in run.config.build_true_domain().metrics}
+    return rows if rows and complete and what_is_unfinished(run) is None else None
 
 
 def reference_rows(task: Reference, runs: Path, device: torch.device) -> list[dict[str, Any]]:
