@@ -16,10 +16,12 @@ import numpy as np
 from uat.domains import DOMAINS
 from uat.evaluation.scores import CEILING
 from uat.methods import METHODS
+from uat.paper.report.binding_tables import binding_lines
 from uat.paper.report.rows import Number, Rows
 from uat.paper.report.score_tables import headline_metrics, measured_methods, metrics_of, signed
 from uat.paper.report.study_tables import LABELS, boundary_levels, boundary_sweeps, is_shown, sweep_curves, sweep_points
 from uat.paper.report.traces import gate_rows, kinetics_of
+from uat.paper.studies.binding import GATES, TOKENS, WIDTHS, Way
 from uat.paper.studies.cells import Filter, Sweep
 from uat.paper.studies.grids import BOUNDARY, STUDIES, TIMED
 from uat.recipes import recipe
@@ -155,6 +157,34 @@ def draw_curves(rows: Rows) -> Any:
         axis.set_ylabel(f"{metric.label}, validation")
         axis.legend(loc="best", fontsize=7)
     _letter(axes, [SHOWN_CURVES[label] for label in panels])
+    return figure
+
+
+def draw_binding(rows: Rows) -> Any:
+    """Updates until 80 % of the way to the filter against the width of observations, for every way of binding."""
+    lines = binding_lines(rows)
+    if not lines:
+        raise MissingError("uat reproduce binding")
+    figure = new_figure(9.2, 3.4)
+    axes = figure.subplots(1, len(GATES), sharey=True)
+    most = max(reached.most for line in lines.values() for _, reached in line)
+    for axis, gates in zip(axes, GATES, strict=True):
+        for colour, tokens in zip(COLOURS, TOKENS, strict=False):
+            line = lines.get(Way(tokens, gates), [])
+            if not line:
+                continue
+            width = np.array([w for w, _ in line])
+            median = np.array([np.median(r.updates) for _, r in line])
+            there = np.isfinite(median)
+            axis.plot(width[there], median[there], marker="o", color=colour, label=tokens)
+            if not there.all():
+                axis.plot(width[~there], np.full((~there).sum(), 1.3 * most), "x", color=colour)
+        axis.set_yscale("log")
+        axis.set_xticks(WIDTHS)
+        axis.set_xlabel("width of the observation")
+    axes[0].set_ylabel("updates to 80 % of the way")
+    axes[-1].legend(title="tokens", fontsize=7, title_fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    _letter(axes, [f"gates: {gates}" for gates in GATES])
     return figure
 
 
@@ -483,6 +513,13 @@ DRAWINGS: tuple[Drawing, ...] = (
         title="Learning under noise",
         caption="DarkRoom (gradual): accuracy on validation episodes during training, one line per seed.",
         draw=draw_curves,
+    ),
+    Drawing(
+        name="binding",
+        title="Binding feedback to observations",
+        caption="Rule (fixed): updates until validation accuracy has gone 80 % of the way from chance to the Bayes "
+        "filter, median over seeds. Crosses: the median training never got there.",
+        draw=draw_binding,
     ),
     Drawing(
         name="attention",

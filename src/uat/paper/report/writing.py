@@ -17,12 +17,11 @@ from uat.domains import DOMAINS
 from uat.files import check_name, write_atomically
 from uat.lock import locked
 from uat.methods import METHODS
-from uat.paper.report import score_tables, study_tables
+from uat.paper.report import binding_tables, score_tables, study_tables
 from uat.paper.report.figures import DRAWINGS, STYLE, Drawing, MissingError, need_matplotlib
 from uat.paper.report.rows import Rows
 from uat.paper.report.tables import Table
-from uat.paper.studies.grids import STUDIES
-from uat.recipes import family
+from uat.paper.studies.grids import STUDIES, with_ablations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +47,7 @@ class Section:
 FIGURES_OF = {
     "main": ["main"],
     "boundary": ["boundary", "curves"],
+    "binding": ["binding"],
     "mechanism": ["attention", "gate", "kinetics"],
     "sensitivity": ["sensitivity"],
     "diagnostics": ["diagnostics"],
@@ -102,11 +102,15 @@ def tables_of(rows: Rows, study: str) -> list[Table]:
             result.append(score_tables.aggregate_table(rows))
         case "ablation":
             for domain in DOMAINS:
-                tables = score_tables.domain_tables(rows, domain, lambda m: family(m) == "uat", "ablation")
+                tables = score_tables.domain_tables(rows, domain, with_ablations("uat"), "ablation")
                 result += [t for t in tables if len([row for row in t.rows if row[0] in METHODS]) > 1]
         case "boundary":
             for domain in DOMAINS:
                 result += study_tables.boundary_tables(rows, domain)
+        case "binding":
+            result += binding_tables.binding_tables(rows)
+        case "binding-rates":
+            result.append(binding_tables.rates_table(rows))
         case "mechanism":
             result += [
                 study_tables.attention_table(rows),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from uat.domains import DOMAINS
 from uat.methods import METHODS
+from uat.paper.studies.binding import BINDING, BINDING_RATES, RATE_SEED
 from uat.paper.studies.cells import SEEDS, Cell, Filter, Sweep, merged
 from uat.recipes import family
 
@@ -21,9 +22,11 @@ class Study:
     """Which methods the study trains in a domain that is not one of the paper's, where a user names such a domain."""
     timed: bool = False
     """Whether the study measures speed and memory, with nothing else running."""
+    seeds: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: SEEDS)
+    """Default seeds of each preset."""
 
     def cells(self, preset: str, seeds: Sequence[int] = (), chosen: Filter | None = None) -> list[Cell]:
-        wanted = seeds or SEEDS[preset]
+        wanted = seeds or self.seeds[preset]
         chosen = chosen or Filter()
         named = [domain for domain in chosen.domains if domain not in DOMAINS.own] if self.anywhere else []
         sweeps = [*self.sweeps, *(Sweep(domain=domain, methods=self.anywhere or is_main_method) for domain in named)]
@@ -110,6 +113,16 @@ STUDIES: dict[str, Study] = {
                 for label, settings in (DELAYS | WRONG).items()
             ),
         ),
+    ),
+    "binding": Study(
+        summary="updates until feedback is bound to its observation: tokens by gates, on rule (ours)",
+        sweeps=BINDING,
+        seeds={**SEEDS, "paper": (0, 1, 2, 3, 4)},
+    ),
+    "binding-rates": Study(
+        summary="the learning rate of each way of binding, chosen on a seed of its own (ours)",
+        sweeps=BINDING_RATES,
+        seeds=dict.fromkeys(SEEDS, (RATE_SEED,)),
     ),
     "mechanism": Study(
         summary="attention after a shift of the goal, gates by market regime, and the speed of adaptation",
