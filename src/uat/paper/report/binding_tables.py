@@ -146,7 +146,7 @@ def _other_world(rows: Rows, label: str) -> Table | None:
 
 
 def rates_table(rows: Rows) -> Table | None:
-    """Each way's updates at every rate, and its best rate: the fewest updates to 80 %, else to 50 %, else by the end."""
+    """Each way at every rate, and its best one: the fewest updates to 80 %, else to 50 %, else the best end."""
     body: list[list[Entry | str]] = []
     for width in WIDTHS:
         for way in WAYS:

@@ -1,0 +1,130 @@
+"""The tables and the figure of the study of binding, from rows whose answers are known."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+from uat.evaluation.scores import Score, setting_of
+from uat.paper.report.binding_tables import Reached, binding_tables, parameters, ratio, rates_table, reached
+from uat.paper.report.figures import draw_binding
+from uat.paper.report.rows import Rows
+from uat.paper.studies.binding import BINDING, RATES, WAYS, WIDTHS, Way, main_sweep, rate_sweep
+from uat.paper.studies.cells import Sweep, build_cell
+from uat.paper.studies.grids import STUDIES
+
+LATE, PAPER, PREVIOUS = Way("observation", "late"), Way("observation", "early"), Way("transition", "none")
+
+
+def ceiling(width: int, value: float = 0.9) -> dict[str, Any]:
+    sweep = main_sweep(PAPER, width)
+    return dataclasses.asdict(
+        Score(
+            domain="rule", task="fixed", setting=place(sweep, "uat"), method="ceiling", seed=0, split="test",
+            metric="accuracy", value=value, n=8, run="",
+        )
+    )  # fmt: skip
+
+
+def place(sweep: Sweep, method: str) -> str:
+    return setting_of(build_cell("rule", "fixed", method, "paper", 0, sweep.settings).config)
+
+
+def curve(way: Way, sweep: Sweep, seed: int, *points: tuple[int, float]) -> dict[str, Any]:
+    about = {"domain": "rule", "task": "fixed", "method": way.method, "metric": "accuracy", "run": f"{way}{seed}"}
+    return {**about, "setting": place(sweep, way.method), "seed": seed, "points": [list(p) for p in points]}
+
+
+def rows_of(*curves: dict[str, Any], width: int = 10) -> Rows:
+    return Rows(preset="paper", scores=[ceiling(width)], curves=list(curves))
+
+
+def test_updates_are_counted_from_chance_to_the_filter() -> None:
+    """From 0.5 to 0.9, 50 % is 0.7 and 80 % is 0.82."""
+    sweep = main_sweep(LATE, 10)
+    rows = rows_of(
+        curve(LATE, sweep, 0, (50, 0.5), (100, 0.71), (150, 0.83)),
+        curve(LATE, sweep, 1, (50, 0.69), (100, 0.81), (150, 0.819)),
+    )
+    assert reached(rows, sweep, "uat-late", 0.5) == Reached((100.0, 100.0), 150)
+    assert reached(rows, sweep, "uat-late", 0.8) == Reached((150.0, math.inf), 150)
+    assert reached(rows, sweep, "uat", 0.8) is None
+    assert reached(Rows(preset="paper", scores=[], curves=rows.curves), sweep, "uat-late", 0.8) is None
+
+
+@pytest.mark.parametrize(
+    ("updates", "text"),
+    [
+        ((100.0,), "100"),
+        ((math.inf,), "> 8,000"),
+        ((100.0, 300.0, 200.0), "200 [100, 300]"),
+        ((100.0, math.inf, 200.0), "200 [100, 200; 2 of 3]"),
+        ((100.0, math.inf, math.inf), "> 8,000 [100, 100; 1 of 3]"),
+    ],
+)
+def test_updates_say_which_seeds_never_got_there(updates: tuple[float, ...], text: str) -> None:
+    assert str(Reached(updates, 8000)) == text
+
+
+def test_ratios_are_of_geometric_means_and_say_when_they_are_bounds() -> None:
+    own, paper = Reached((100.0, 400.0), 8000), Reached((1600.0, 400.0), 8000)
+    rows = rows_of()
+    assert ratio(rows, own, paper) == "4.0"
+    assert ratio(rows, own, Reached((8000.0, math.inf), 8000)) == "≥ 40.0"
+    assert ratio(rows, Reached((math.inf,), 8000), paper) == "≤ 0.1"
+    assert ratio(rows, Reached((math.inf,), 8000), Reached((math.inf,), 8000)) == ""
+    value, interval = ratio(rows, Reached((100.0,) * 3, 8000), Reached((800.0,) * 3, 8000)).split(" ", 1)
+    assert (value, interval) == ("8.0", "[8.0, 8.0]")
+
+
+def test_tables_hold_the_product_of_tokens_and_gates() -> None:
+    curves = [
+        curve(way, main_sweep(way, 10), 0, (50, 0.5), (at, 0.9))
+        for way, at in ((LATE, 200), (PAPER, 4000), (PREVIOUS, 500))
+    ]
+    tables = {table.name: table for table in binding_tables(rows_of(*curves))}
+    assert list(tables) == ["binding-10-50", "binding-10-80", "binding-ratio-10", "binding-parameters"]
+    by_tokens = {
+        row[0]: dict(zip(tables["binding-10-80"].head, row, strict=True)) for row in tables["binding-10-80"].rows
+    }
+    assert by_tokens["observation"]["late"] == "200"
+    assert by_tokens["observation"]["early"] == "4,000"
+    assert by_tokens["transition"]["none"] == "500"
+    ratios = {
+        row[0]: dict(zip(tables["binding-ratio-10"].head, row, strict=True)) for row in tables["binding-ratio-10"].rows
+    }
+    assert ratios["observation"]["late"] == "20.0"
+    assert ratios["observation"]["early"] == "1.0"
+    pytest.importorskip("matplotlib")
+    figure = draw_binding(rows_of(*curves))
+    assert [len(axis.lines) for axis in figure.axes] == [1, 0, 1, 1]
+
+
+def test_the_best_rate_is_the_one_with_the_fewest_updates() -> None:
+    ends = dict(zip(RATES, (0.6, 0.9, 0.7), strict=True))
+    curves = [curve(LATE, rate_sweep(LATE, 10, rate), 100, (50, 0.5), (100, end)) for rate, end in ends.items()]
+    table = rates_table(rows_of(*curves))
+    assert table is not None
+    assert table.rows[0] == ["10", "observation", "late", "> 100", "100", "> 100", "0.001"]
+
+
+def test_every_way_is_a_cell_at_every_width() -> None:
+    cells = STUDIES["binding"].cells("paper")
+    fixed = {
+        c.identity
+        for c in cells
+        if not dict(c.settings).keys() & {"domain.label_noise", "domain.reward"} and c.task == "fixed"
+    }
+    assert len(fixed) == len(WAYS) * len(WIDTHS) * 5  # five seeds
+    assert len(WAYS) == 18
+    assert {cell.config.method_name for cell in cells} == {"vanilla", "adt", "adt-prev", "dpt", "uat", "uat-late"}
+    assert all(not sweep.missing() for sweep in BINDING)
+    assert {cell.config.seed for cell in STUDIES["binding-rates"].cells("paper")} == {100}
+
+
+def test_tokens_and_gates_change_the_number_of_parameters() -> None:
+    assert parameters(PAPER) == parameters(LATE)
+    assert parameters(PREVIOUS) - parameters(Way("feedback", "none")) == 10 * 64  # W_p
