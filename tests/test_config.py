@@ -57,6 +57,8 @@ def value_at(config: Any, path: str) -> Any:
 def another(value: Any) -> Any:
     """A valid value other than this one, for any setting of a recipe."""
     swaps: dict[Any, Any] = {"gradual": "cyclic", "larger-axis": "row-first", "refuse": "clamp", "constant": "cosine"}
+    swaps |= {"observation": "two", "feedback": "two", "transition": "two", "two": "previous", "linear": "encoder"}
+    swaps |= {"early": "late", "late": "early", "action": "nothing"}
     swaps |= {"fp32": "fp64", "tf32": "fp64", "true": "null", "learned": "none", None: 99, (): (7,)}
     if isinstance(value, bool):
         return not value

@@ -45,9 +45,6 @@ ALLOWED = {
     "settings.py": "types of fields may be any of typing's",
     "terminal.py": "a stream of anybody's may have no encoding",
     "threads.py": "not every system has sched_getaffinity",
-    "training/epoch.py": "settings of methods: those without a table have no max_positions",
-    "training/memory.py": "settings of methods: widths, as far as there are such",
-    "training/optimizing.py": "settings of methods: GROUP_lr, named by the method itself",
 }
 """Files in which something is looked for by name, and why; contracts never are."""
 

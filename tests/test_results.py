@@ -48,13 +48,17 @@ def test_a_committed_checkpoint_is_small_and_whole(folder: Path) -> None:
     assert uat.load(folder).config == run_config_from_json(json.loads((folder / "config.json").read_text())).method
 
 
+OURS = {"uat-late", "adt-prev", "dpt", "dt-actions"}
+"""Methods that the paper does not have."""
+
+
 def test_published_numbers_are_of_known_methods_and_each_stands_once() -> None:
     found = published()
     what = [(r["domain"], r["task"], r.get("setting"), r["method"], r["metric"]) for r in found]
     assert len(set(what)) == len(what)
     tables = [row for row in found if "setting" not in row and row["std"] is not None]
     assert len(tables) == 144
-    assert {r["method"] for r in tables} >= set(uat.METHODS)
+    assert {r["method"] for r in tables} >= set(uat.METHODS) - OURS
 
 
 @pytest.mark.parametrize("file", [file for file in FILES if file.stem in uat.DOMAINS], ids=lambda path: path.stem)

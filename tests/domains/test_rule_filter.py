@@ -17,8 +17,9 @@ from uat.domains.domain import split_seed
 from uat.domains.rule import Rule, RuleConfig
 from uat.domains.rule.baselines import Hebbian, LinTS, LinUCB
 from uat.domains.rule.domain import bayes_filter
-from uat.domains.rule.filter import Belief, KalmanFilter, PointFilter, ProbitFilter, RuleFilter, fixed_points, probit
+from uat.domains.rule.filter import Belief, KalmanFilter, PointFilter, RuleFilter, fixed_points
 from uat.domains.rule.law import rows, simplex
+from uat.domains.rule.probit import ProbitFilter, probit
 from uat.episode import Step, Trajectory
 from uat.noise import gumbel
 

@@ -34,7 +34,11 @@ DEVICE = "cuda" if CUDA else "cpu"
 SMALL = {"d_model": 32, "num_heads": 2, "num_layers": 1, "d_ff": 64, "dropout": 0.0}
 LONG = 66 if CUDA else 18
 """More steps than are read at a time."""
-PLAYS = [name for name, m in METHODS.items() if issubclass(VIEWS.get(m.policy, FusedPolicy), WhollyFusedPolicy)]
+PLAYS = [
+    name
+    for name, m in METHODS.items()
+    if issubclass(VIEWS.get(m.policy, FusedPolicy), WhollyFusedPolicy) and name != "uat-late"
+]
 FEW = 132
 """Policies that share the device, so that few programs serve all worlds: the interpreter runs them one by one."""
 

@@ -19,6 +19,7 @@ from uat.engines import warm_up as warm_up_module
 from uat.engines.rollout import RolloutRunner
 from uat.engines.warm_up import compile_all, record_launches, warm_up
 from uat.episode import Noise, Trajectory
+from uat.training import epoch as epoch_module
 from uat.training import train
 
 pytest.importorskip("triton")
@@ -93,7 +94,8 @@ def test_other_threads_launch_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Warm up as on a GPU, without compiling, and record the number of launches of each warm-up."""
     found: list[int] = []
-    monkeypatch.setattr(warm_up_module, "compiles", lambda device: True)
+    for module in (warm_up_module, epoch_module):
+        monkeypatch.setattr(module, "compiles", lambda device: True)
     monkeypatch.setattr(warm_up_module, "compile_all", lambda launches, device: found.append(len(launches)))
     monkeypatch.setattr(warm_up_module, "_warmed_up", set())
     return found
@@ -235,7 +237,8 @@ def test_a_training_warms_up_an_epoch_and_a_validation_once(
     assert compiled == [0, 0]
     train(config, tmp_path / "again", device="cpu")
     assert played[8:] == [6, 6, 3, 6, 6, 3]
-    monkeypatch.setattr(warm_up_module, "compiles", lambda device: False)
+    for module in (warm_up_module, epoch_module):
+        monkeypatch.setattr(module, "compiles", lambda device: False)
     cold = train(tiny(), tmp_path / "cold", device="cpu")
     assert numbers(plain.path) == numbers(cold.path)
 

@@ -1,4 +1,4 @@
-"""Late gates: keys and values of a step are gated by what came of that step, once it is known."""
+"""Late gates: the action and the reward of a step gate its keys and values, once they are known."""
 
 from __future__ import annotations
 
@@ -227,8 +227,6 @@ def test_traces_show_the_attention_that_acts(tokens: str) -> None:
     ("settings", "message"),
     [
         ({"binding": "late", "modulates_keys_values": False}, "late gates are those of keys and values"),
-        ({"pending": "nothing"}, "pending='nothing' is about late gates"),
-        ({"token_feedback": "encoder"}, "token_feedback='encoder' needs tokens that hold feedback"),
         ({"binding": "soon"}, "binding='soon' must be one of 'early', 'late'"),
         ({"tokens": "three"}, "tokens='three' must be one of"),
     ],

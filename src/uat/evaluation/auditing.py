@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -116,6 +116,7 @@ class Audit:
         )
 
 
+@runtime_checkable
 class Stepping(Protocol):
     """Any policy: an audit needs only these two methods."""
 
@@ -159,7 +160,7 @@ def audit(
 
 
 def _check_policy(policy: Any) -> None:
-    if isinstance(policy, type) or not all(callable(getattr(policy, name, None)) for name in ("init_state", "step")):
+    if isinstance(policy, type) or not isinstance(policy, Stepping):
         raise ValueError(f"audit: policy={shown(policy)} must be an object with the methods init_state and step")
 
 

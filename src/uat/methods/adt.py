@@ -34,17 +34,14 @@ from uat.spec import Spec
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ADTConfig(TokenConfig):
     tokens: TokenKind = "feedback"
-    """Content of a step's token: the observation; with the previous observation; with the previous action and reward
-    (as published); with both (the previous transition); or two tokens, the previous transition and the observation."""
+    """Content of a step's token: the observation; with the previous observation; with the previous action and reward;
+    with both (the previous transition); or two tokens, the previous transition and the observation."""
     d_utility: Width = 16
     """Width of the utility state, with token_feedback='encoder'."""
     d_action: Width = 8
     """Width of the action embedding in the utility encoder, with token_feedback='encoder'."""
     d_hidden: Width = 32
     """Hidden width of the utility encoder, with token_feedback='encoder'."""
-
-    def __post_init__(self) -> None:
-        TokenConfig.__post_init__(self)
 
 
 @dataclass(slots=True)
@@ -64,7 +61,7 @@ class ADT(TokenPolicy):
         self.tokens_per_step = config.tokens_per_step
         self.backbone = Transformer(spec, config, utility=False, tokens_per_step=config.tokens_per_step)
         self.encoder = None
-        if config.token_feedback == "encoder":
+        if config.token_feedback == "encoder" and config.holds_feedback:
             self.encoder = UtilityEncoder(
                 spec, d_action=config.d_action, d_hidden=config.d_hidden, d_utility=config.d_utility
             )

@@ -38,12 +38,8 @@ class TokenConfig(TransformerConfig):
     """Content of a step's token: the observation; with the previous observation; with the previous action and reward;
     with both (the previous transition); or two tokens, the previous transition and the observation."""
     token_feedback: Literal["linear", "encoder"] = "linear"
-    """Map of actions and rewards into tokens: linear, or the utility encoder, which learns at train.utility_lr."""
-
-    def __post_init__(self) -> None:
-        TransformerConfig.__post_init__(self)
-        if self.token_feedback == "encoder" and not self.holds_feedback:
-            raise ValueError(f"token_feedback='encoder' needs tokens that hold feedback, and tokens={self.tokens!r}")
+    """Map of actions and rewards into the tokens that hold them: linear, or the utility encoder, which learns at
+    train.utility_lr."""
 
     @property
     def tokens_per_step(self) -> int:

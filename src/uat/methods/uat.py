@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from uat.contracts import Memory
 from uat.episode import Batch, Step
 from uat.methods.tokens import TokenConfig, TokenPolicy
-from uat.nn.blocks import Trace, Transformer
+from uat.nn.blocks import Trace, Transformer, TransformerConfig
 from uat.nn.cache import KVCache
 from uat.nn.heads import build_head
 from uat.nn.late import Unanswered
@@ -56,17 +56,15 @@ class UATConfig(TokenConfig):
     """Let gates also add offsets (U times the gate) to the projections that they change."""
 
     binding: Literal["early", "late"] = "early"
-    """Feedback that gates the keys and values of a step: early, what came of the step before it (as in the paper), or
-    late, what came of the step itself, from the moment when that is known."""
+    """Feedback that gates the keys and values of a step: the action and reward before it (early, as in the paper), or
+    its own, from the step on at which they are known (late)."""
     pending: Literal["action", "nothing"] = "action"
-    """Late gates of a step whose reward is still to come: of its action alone, or closed."""
+    """Late gates of a step whose reward is still to come: computed from its action alone, or closed."""
 
     def __post_init__(self) -> None:
-        TokenConfig.__post_init__(self)
+        TransformerConfig.__post_init__(self)
         if self.binding == "late" and not self.modulates_keys_values:
             raise ValueError("binding='late' and modulates_keys_values=False: late gates are those of keys and values")
-        if self.pending == "nothing" and self.binding == "early":
-            raise ValueError("pending='nothing' is about late gates, and binding is 'early': leave it unset")
         if not (self.modulates_queries or self.modulates_keys_values):
             raise ValueError("modulates_queries=False and modulates_keys_values=False: feedback would change nothing")
 

@@ -1,6 +1,6 @@
 """Late gates while acting: the keys and values of a step are rewritten once the feedback on that step is known.
 
-A step enters the cache without gates, since nothing has come of it yet. At every later step, before its own token,
+A step enters the cache without gates, since no feedback on it exists yet. At every later step, before its own token,
 
   bind      rewrites the step j whose action and reward are both known now, with the gates of E(a_j, r_j); if rewards
             come later than actions, also the latest step, with the gates of its action alone (`pending`)

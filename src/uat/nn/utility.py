@@ -49,7 +49,7 @@ class LateGate(NamedTuple):
     pending_BTD: Tensor | None
     """Gate while the reward is still to come: from an age of 1 up to `wait`. None: as for fresh tokens."""
     fresh_BTD: Tensor | None
-    """Gate within the token's own step, in which nothing has come of it yet. None: zero."""
+    """Gate within the token's own step, in which no feedback on it exists yet. None: zero."""
     wait: int
 
     def by_age(self) -> list[tuple[int, Tensor | None]]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from uat.evaluation.scores import Score, setting_of
-from uat.paper.report.binding_tables import Reached, binding_tables, parameters, ratio, rates_table, reached
+from uat.paper.report.binding_tables import Reached, binding_tables, parameters, rates_table, ratio, reached
 from uat.paper.report.figures import draw_binding
 from uat.paper.report.rows import Rows
 from uat.paper.studies.binding import BINDING, RATES, WAYS, WIDTHS, Way, main_sweep, rate_sweep

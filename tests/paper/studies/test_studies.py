@@ -29,7 +29,7 @@ from uat.paper.studies import STUDIES, Reproduce, efficiency, executors, reprodu
 from uat.paper.studies.__main__ import main as plain_main
 from uat.paper.studies.cells import Filter, jobs
 from uat.paper.studies.files import Results, read
-from uat.paper.studies.grids import BOUNDARY
+from uat.paper.studies.grids import BOUNDARY, with_ablations
 from uat.paper.studies.probes import read_trace
 from uat.paper.studies.reproduce import cells_of, evaluations, measured, pairs, plan, references
 from uat.paper.studies.work import Note
@@ -57,7 +57,7 @@ def scores(folder: Path) -> list[dict[str, Any]]:
 
 def test_main_and_ablation_are_every_method_in_every_domain_once() -> None:
     cells = {name: STUDIES[name].cells("smoke") for name in ("main", "ablation")}
-    for name, wanted in (("main", lambda m: not METHODS[m].changes), ("ablation", lambda m: m.startswith("uat"))):
+    for name, wanted in (("main", lambda m: not METHODS[m].ablation), ("ablation", with_ablations("uat"))):
         found = [(c.config.domain_name, c.task, c.config.method_name) for c in cells[name]]
         assert len(set(found)) == len(found)
         assert set(found) == {
@@ -442,7 +442,7 @@ def test_a_dry_run_lists_cells_with_an_estimate_and_does_nothing(capsys: Capture
     rows = json.loads(out)
     assert code == 0
     assert len(rows) == 1 + 3 * 3 * len(
-        [m for m in METHODS if METHODS[m].serves("darkroom") and not METHODS[m].changes]
+        [m for m in METHODS if METHODS[m].serves("darkroom") and not METHODS[m].ablation]
     )
     assert rows[-1]["left"].startswith("about ")
     assert not (tmp_path / "x").exists()

@@ -14,7 +14,8 @@ from uat.contracts import Agent
 from uat.domains.chance import UniformAgent
 from uat.domains.domain import Domain, Split
 from uat.domains.rule.baselines import Hebbian, LinTS, LinUCB
-from uat.domains.rule.filter import KalmanFilter, PointFilter, ProbitFilter, RuleFilter
+from uat.domains.rule.filter import KalmanFilter, PointFilter, RuleFilter
+from uat.domains.rule.probit import ProbitFilter
 from uat.domains.rule.world import RuleConfig, RuleSimulator
 from uat.episode import Trajectory, episode_mean
 from uat.metrics import Metric

@@ -48,7 +48,10 @@ def sweep_curves(rows: Rows, sweep: Sweep, method: str) -> list[dict[str, Any]]:
 def _place(rows: Rows, sweep: Sweep, method: str) -> tuple[str, str]:
     """Task and setting of the rows of one method or reference under a sweep's settings."""
     task = (sweep.tasks or DOMAINS[sweep.domain].tasks)[0]
-    cell = build_cell(sweep.domain, task, method if method in METHODS else "uat", rows.preset, 0, sweep.settings)
+    if method in METHODS:
+        return task, setting_of(build_cell(sweep.domain, task, method, rows.preset, 0, sweep.settings).config)
+    of_worlds = {name: value for name, value in sweep.settings.items() if name.startswith(("domain.", "feedback."))}
+    cell = build_cell(sweep.domain, task, "uat", rows.preset, 0, of_worlds)
     return task, setting_of(cell.config)
 
 
