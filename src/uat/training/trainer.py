@@ -36,6 +36,7 @@ from uat.training.memory import check_memory
 from uat.training.optimizing import build_optimizer
 from uat.training.progress import Progress
 from uat.training.ranks import ALONE, Ranks, joined, own_folder
+from uat.training.standardising import standardise
 from uat.training.surroundings import current, pick_device, precision, seeded
 
 ShowProgress = Callable[[str, int], Progress]
@@ -176,10 +177,12 @@ class Trainer:
         self.policy = build_policy(run.config, self.domain, device)
         self.learner = self.policy.learner
         self.checkpoint = Checkpoint(run, self.policy, build_optimizer(self.learner, run.config.train))
+        worlds = self.domain.simulator("train", device)
+        if run.config.train.standardise and not self.checkpoint.exists:
+            standardise(self.learner, worlds, run.config, device, ranks)
         self.progress = self.checkpoint.restore()
         if ranks.rank == 0 and not self.progress.finished:
             self._compare_threads()
-        worlds = self.domain.simulator("train", device)
         recorded = isinstance(worlds, Recording)
         self.engine = plan(self.learner, prefer=prefer, concurrent_policies=concurrent_policies)
         self._runners: list[RolloutRunner] = []
