@@ -248,13 +248,15 @@ def test_runs_under_the_truth_keep_their_names_and_others_have_their_own() -> No
 
 
 def test_a_run_is_trained_and_scored_under_its_channel(tmp_path: Path) -> None:
-    """Rows name the setting of the channel, and references receive true feedback."""
+    """Rows name the setting of the channel, and the filter knows it: without any feedback it is far from perfect."""
     null = {"feedback.reward": "null", "feedback.action": "null", "train.epochs": 2}
     run = uat.train(override(recipe("darkroom", "vanilla", "smoke"), null), tmp_path / "null", device="cpu")
     found = uat.evaluate(run, device="cpu")
     channel = "feedback.reward=null,feedback.action=null"
     assert {score.setting for score in found.scores} == {channel, f"{channel},train.epochs=2"}
-    assert found.episodes["ceiling"]["accuracy"].mean() > 0.85, "the filter received corrupted feedback"
+    means = {name: metrics["accuracy"].mean() for name, metrics in found.episodes.items()}
+    assert means["random"] < means["ceiling"] < 0.6, "the filter received true feedback, or took the channel's for true"
+    assert means["expert"] == 1
     with pytest.raises(ValueError, match="feedback"):
         uat.train(override(recipe("darkroom", "tent", "smoke"), {"train.epochs": 2}), tmp_path / "t", source=run)
 

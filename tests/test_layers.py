@@ -47,9 +47,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "archives",
         "data",
         "acting",
+        "channel",
         "memory",
     },
     "acting": {"settings", *CORE_TYPES},
+    "channel": {"settings", *CORE_TYPES, "noise"},
     "engines": {
         "settings",
         "threads",
@@ -63,7 +65,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "checks": {"settings", *CORE_TYPES},
     "logs": {"settings", *CORE_TYPES, "checks"},
-    "feedback": {"settings", *CORE_TYPES, "checks", "noise", "acting", "domains"},
+    "feedback": {"settings", *CORE_TYPES, "checks", "noise", "acting", "channel", "domains"},
     "config": {"settings", "registry", *CORE_TYPES, "methods", "domains", "feedback"},
     "recipes": {"files", "registry", *CORE_TYPES, "methods", "domains", "config"},
     "runs": {

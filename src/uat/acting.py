@@ -27,9 +27,13 @@ class Behaviour:
 
     It is not an `Agent`, because it sees the expert's action. Of discrete actions, a share is random; a weight vector
     is interpolated between the expert's and the uniform one by that share. With a share of 1 it needs no expert.
+
+    With `random_steps` above 1, the steps of a stretch share their random numbers, so that a random action is held to
+    the end of the stretch. The log then covers states that the expert never lets arise. The share stays the same.
     """
 
     random_share: Share = 0.3
+    random_steps: Steps = 1
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -99,7 +103,8 @@ def rollout(
     record = _Record()
     for t in range(length):
         target, allowed, facts = worlds.expert(world), worlds.allowed(world), worlds.facts(world)
-        gumbel_BA = None if gumbel_BTA is None else gumbel_BTA[:, t]
+        drawn = t - t % agent.random_steps if isinstance(agent, Behaviour) else t
+        gumbel_BA = None if gumbel_BTA is None else gumbel_BTA[:, drawn]
         if isinstance(agent, Agent):
             state = agent.look(state, facts)
             action, state = agent.decide(state, history.step(obs, allowed), gumbel_BA)

@@ -21,6 +21,12 @@ def shift(x_BT: Tensor, lag: int) -> Tensor:
     return torch.cat([before, x_BT], dim=1)[:, : x_BT.shape[1]]
 
 
+def unshift(x_BT: Tensor, steps: int) -> Tensor:
+    """Return x shifted `steps` steps earlier; the last `steps` steps are filled with "none" (id -1, or zero)."""
+    after = torch.full_like(x_BT[:, :steps], nothing(x_BT))
+    return torch.cat([x_BT[:, steps:], after], dim=1)
+
+
 def blank(x_BT: Tensor, valid_BT: Tensor) -> Tensor:
     """Return x with "none" at every step that is padding."""
     return torch.where(valid_BT.view(*valid_BT.shape, *[1] * (x_BT.dim() - 2)), x_BT, nothing(x_BT))
@@ -74,6 +80,16 @@ class Clock:
         """Return the scaled reward (B, T) of each step, 0 where it is unknown, for losses that learn from rewards and
         leave those steps out (`Trajectory.reward_known`)."""
         return blank(known_rewards(trajectory.reward, trajectory.reward_known), trajectory.valid) * self.reward_scale
+
+    @property
+    def wait(self) -> int:
+        """Steps after which both the action and the reward of a step are known."""
+        return max(1, self.reward_lag)
+
+    def answers(self, prev_action: Tensor, prev_reward_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the action and the reward of each step itself, read from the channel at the steps where they arrive;
+        "none" for those that arrive after the last step."""
+        return unshift(prev_action, 1), unshift(prev_reward_BT, self.reward_lag)
 
     def begin(self, no_action_B: Tensor) -> History:
         """Return the empty feedback history of B new episodes."""

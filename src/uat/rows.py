@@ -90,6 +90,13 @@ def _list_of(column: Column) -> Column:
     return Column(f"a list, each {column.what}", holds)
 
 
+def _pair_of(first: Column, second: Column) -> Column:
+    def holds(value: Any) -> bool:
+        return isinstance(value, list | tuple) and len(value) == 2 and first.holds(value[0]) and second.holds(value[1])
+
+    return Column(f"a pair of {first.what} and {second.what}", holds)
+
+
 def _rows_of(columns: Columns) -> Column:
     def holds(value: Any) -> bool:
         return isinstance(value, list | tuple) and all(
@@ -154,6 +161,15 @@ PAIRS: Columns = {
     "n": COUNT,
     "seeds": _list_of(WHOLE),
 }
+CURVES: Columns = {
+    **PLACE,
+    "run": TEXT,
+    "method": ENTRY,
+    "seed": WHOLE,
+    "metric": TEXT,
+    "points": _list_of(_pair_of(COUNT, NUMBER)),
+}
+"""A metric of one run on validation episodes: pairs of the number of epochs so far and the value."""
 EFFICIENCY: Columns = {
     "method": ENTRY,
     "domain": ENTRY,

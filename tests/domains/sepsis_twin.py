@@ -13,8 +13,10 @@ State = tuple[float, float, float]
 LEVELS = [(0.17, 0.1), (0.17, 0.5), (0.83, 0.2), (0.17, 0.9), (0.83, 0.8)]
 
 
-def effect(regime: int, action: int) -> float:
+def effect(regime: int, action: int, task: str = "regimes") -> float:
     v, f = LEVELS[action]
+    if task == "aligned":
+        return [0.6 * f - 0.25 * v - 0.25, 0.4 * v + 0.35 * f - 0.1, 0.65 - 0.5 * (v + f)][regime]
     return [f + 0.1 * v - 0.45, 1.2 * v - 0.5 * f - 0.35, 0.55 - 1.1 * (v + f)][regime]
 
 
@@ -28,8 +30,8 @@ def repeats(actions: list[int]) -> int:
 
 def expected(state: State, regime: int, actions: list[int], config: SepsisConfig) -> State:
     """The state after the last of these actions, without noise and limits."""
-    e = effect(regime, actions[-1])
-    if e > 0 and repeats(actions) > 3:
+    e = effect(regime, actions[-1], config.task)
+    if config.task == "regimes" and e > 0 and repeats(actions) > 3:
         e *= config.resistance ** (repeats(actions) - 3)
     sofa, lactate, pressure = state
     k = config.response

@@ -16,12 +16,14 @@ from uat.domains.sepsis import Sepsis, SepsisConfig
 from uat.domains.sepsis.cohort import prepare
 from uat.domains.sepsis.domain import since_shift
 from uat.domains.sepsis.kinetics import kinetics
-from uat.domains.sepsis.treatment import ACTIONS
+from uat.domains.sepsis.treatment import ACTIONS, EFFECTS
 from uat.episode import Trajectory
 from uat.noise import gumbel
 
 STRONG = SepsisConfig(response=0.4, state_noise=0.05, obs_noise=0.0)
 """Patients swing from one limit to the other, so that many die or recover."""
+ALIGNED = SepsisConfig(task="aligned")
+TASKS = Sepsis.train_tasks
 
 
 def play(config: SepsisConfig, episodes: int, name: str = "random", seed: int = 3) -> Trajectory:
@@ -42,7 +44,7 @@ def test_five_actions_in_the_order_of_their_intensity() -> None:
 
 
 @pytest.mark.parametrize("name", ["random", "expert"])
-@pytest.mark.parametrize("config", [SepsisConfig(), STRONG])
+@pytest.mark.parametrize("config", [SepsisConfig(), STRONG, ALIGNED, replace(STRONG, task="aligned")])
 def test_every_step_is_the_slow_twins(config: SepsisConfig, name: str) -> None:
     """The expert repeats itself, so that treatments wear off; the strong response ends episodes."""
     episodes = 24
@@ -117,6 +119,69 @@ def test_patients_of_the_splits_are_apart() -> None:
     assert of["test"].max() < 25_000
 
 
+# ---------------------------------------------------------------- labels and rewards
+
+
+def test_the_label_of_aligned_has_the_largest_effect_in_every_regime() -> None:
+    for regime, label in enumerate((3, 4, 0)):
+        effects = [twin.effect(regime, action, "aligned") for action in range(5)]
+        others = effects[:label] + effects[label + 1 :]
+        assert effects[label] > max(others) + 0.19
+        assert effects[label] > 0.2
+    papers = [twin.effect(1, action) for action in range(5)]
+    assert papers[4] == pytest.approx(0.246)
+    assert max(papers) == papers[2] == pytest.approx(0.546)
+
+
+@pytest.mark.parametrize("repeats", [1, 3, 4, 40])
+def test_the_label_of_aligned_stays_the_best_however_often_it_was_given(repeats: int) -> None:
+    physiology = ALIGNED.physiology(torch.float64)
+    worn_RA = physiology.worn(physiology.effect_RA, torch.full((3, 5), repeats))
+    assert worn_RA.argmax(1).tolist() == [3, 4, 0]
+
+
+def test_a_planner_on_rewards_follows_the_labels_where_they_are_aligned() -> None:
+    """It knows the regime. On the paper's labels it takes another pressor, and changes treatment when one wears off."""
+    configs = {task: SepsisConfig(task=task) for task in EFFECTS}
+    found = {task: Sepsis(c).measure(play(c, 512, "planner")) for task, c in configs.items()}
+    expert = {task: Sepsis(c).measure(play(c, 512, "expert")) for task, c in configs.items()}
+    mean = {task: {name: x.nanmean().item() for name, x in one.items()} for task, one in found.items()}
+    for name, value in found["aligned"].items():
+        assert torch.equal(value.nan_to_num(-1), expert["aligned"][name].nan_to_num(-1)), name
+    regimes = [mean["regimes"][f"{name}_accuracy"] for name in ("fluid", "vasopressor", "conservative")]
+    assert sum(regimes) / 3 == pytest.approx(0.63, abs=0.01)
+    assert mean["regimes"]["return"] - expert["regimes"]["return"].mean() > 0.5
+    assert mean["aligned"]["accuracy"] == 1.0
+
+
+def test_the_planner_takes_the_best_effect_of_each_step() -> None:
+    """Against the slow twin, from the actions that it took."""
+    played = play(SepsisConfig(), 4, "planner")
+    for b in range(4):
+        actions, regimes = played.action[b].tolist(), played.facts["regime"][b].tolist()
+        for t in range(int(played.valid[b].sum())):
+            helps = [pressure_gain(regimes[t], [*actions[:t], action]) for action in range(5)]
+            assert actions[t] == max(range(5), key=helps.__getitem__)
+
+
+def pressure_gain(regime: int, actions: list[int]) -> float:
+    return twin.expected((0.5, 0.5, 0.5), regime, actions, SepsisConfig())[2]
+
+
+@pytest.mark.parametrize("action", range(5))
+def test_under_aligned_no_action_brings_a_better_state_than_the_label(action: int) -> None:
+    """With the same noise, the states of the label are at least as good at every step."""
+    simulator = Sepsis(ALIGNED).simulator("test", "cpu")
+    noise = simulator.noise(torch.arange(64), 3)
+    noise["fate"] = torch.ones_like(noise["fate"])  # no episode ends
+    expert, _ = simulator.reset(noise)
+    other = expert
+    for _ in range(ALIGNED.horizon - 1):
+        expert = simulator.step(expert, simulator.expert(expert)).world
+        other = simulator.step(other, torch.full((64,), action)).world
+        assert (expert.state_B3[:, :2] <= other.state_B3[:, :2] + 1e-6).all()
+
+
 # ---------------------------------------------------------------- schedules
 
 
@@ -161,6 +226,8 @@ def test_regimes_come_in_four_to_six_segments_as_the_law_says() -> None:
         ({"response": float("nan")}, "response=nan must be positive"),
         ({"obs_noise": -1.0}, "obs_noise=-1.0 must not be negative"),
         ({"resistance": 1.5}, "resistance=1.5 must lie in (0, 1]"),
+        ({"task": "rewards"}, "task='rewards' must be one of 'regimes', 'aligned'"),
+        ({"task": "aligned", "resistance": 0.9}, "resistance=0.9 has no effect in task='aligned'"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any], said: str) -> None:
@@ -173,6 +240,7 @@ def test_the_setting_names_what_differs_and_the_scale_reaches_the_spec() -> None
     domain = Sepsis(SepsisConfig(reward_scale=5.0, state_noise=0.01))
     assert domain.setting == "state_noise=0.01,reward_scale=5.0"
     assert domain.spec.reward_scale == 5.0
+    assert Sepsis(replace(domain.config, task="aligned")).setting == domain.setting  # a task is no setting
 
 
 # ---------------------------------------------------------------- metrics
@@ -220,6 +288,21 @@ def test_outcomes_by_hand() -> None:
     found = Sepsis(SepsisConfig()).measure(trajectory)
     assert found["recovery_rate"].tolist() == [1, 0, 0, 1]
     assert found["death_rate"].tolist() == [0, 1, 0, 0]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_return_is_the_improvement_and_the_outcome(task: Any) -> None:
+    """Improvements add up to the first state minus the last one, which the outcome's step reaches as well."""
+    config = replace(STRONG, task=task, obs_noise=0.0)
+    played = play(config, 200)
+    found = Sepsis(config).measure(played)
+    assert torch.equal(found["return"], torch.where(played.valid, played.reward, 0.0).sum(1))
+    ended_B = ~played.valid.all(1)
+    better_B2 = (played.facts["state"][:, 0] - played.facts["state"][:, -1])[ended_B, :2]
+    outcome_B = (found["recovery_rate"] - found["death_rate"])[ended_B]
+    torch.testing.assert_close(
+        found["return"][ended_B], better_B2 @ torch.tensor([0.1, 0.05]) + outcome_B, rtol=0, atol=1e-5
+    )
 
 
 def test_outcomes_are_those_of_the_worlds() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ TINY = [
     SepsisConfig(horizon=8, min_segments=1, max_segments=3, min_length=2, evenness=2.5, response=0.5, state_noise=0.2),
 ]
 """So strong a treatment meets the limits of the state, and so much noise leaves doubt."""
+BOTH = [replace(config, task=task) for config in TINY for task in Sepsis.train_tasks]
 EXPERT = [3, 4, 0]
 
 
@@ -54,7 +55,7 @@ def listen(agent: HazardFilter, state_BT3: Tensor, action_BT: Tensor) -> Tensor:
     return torch.stack(said, dim=1)
 
 
-@pytest.mark.parametrize("config", TINY)
+@pytest.mark.parametrize("config", BOTH)
 def test_the_filter_is_enumeration(config: SepsisConfig) -> None:
     played = play_at_random(config, 4)
     state_BT3 = played.facts["state"].double()
@@ -69,8 +70,8 @@ def test_the_filter_is_enumeration(config: SepsisConfig) -> None:
     assert (believed_BTA.max(-1).values < 0.99).any()
 
 
-def test_a_constant_hazard_is_a_filter_over_three_states() -> None:
-    config = TINY[0]
+@pytest.mark.parametrize("config", BOTH[:2])
+def test_a_constant_hazard_is_a_filter_over_three_states(config: SepsisConfig) -> None:
     played = play_at_random(config, 2)
     believed_BTA = listen(HazardFilter(config, hazard=0.2), played.facts["state"], played.action)
     for b in range(2):
@@ -140,9 +141,9 @@ def test_padding_leaves_the_belief_a_number() -> None:
 # ---------------------------------------------------------------- how hard the domain is
 
 
-@pytest.fixture(scope="module")
-def at_defaults() -> dict[str, dict[str, float]]:
-    domain = Sepsis(SepsisConfig())
+@pytest.fixture(scope="module", params=Sepsis.train_tasks)
+def at_defaults(request: pytest.FixtureRequest) -> dict[str, dict[str, float]]:
+    domain = Sepsis(SepsisConfig(task=request.param))
     agents: dict[str, Agent[Any] | None] = {**domain.references(), "expert": None}
     return {name: scores(domain, agent, 768) for name, agent in agents.items()}
 
@@ -150,8 +151,11 @@ def at_defaults() -> dict[str, dict[str, float]]:
 def test_the_defaults_are_as_hard_as_they_are_meant_to_be(at_defaults: dict[str, dict[str, float]]) -> None:
     simple, ceiling = at_defaults["constant-hazard"], at_defaults["ceiling"]
     assert meets_goals(simple)
-    assert ceiling["accuracy"] > simple["accuracy"] + 0.01
-    assert ceiling["post_shift_accuracy"] >= simple["post_shift_accuracy"]
+    if at_defaults["planner"]["accuracy"] < 1:  # the paper's labels; where benefits last, both filters are equally good
+        assert ceiling["accuracy"] > simple["accuracy"] + 0.01
+    assert ceiling["accuracy"] > simple["accuracy"] - 0.005
+    assert ceiling["post_shift_accuracy"] >= simple["post_shift_accuracy"] - 0.005
+    assert at_defaults["expert"]["return"] >= ceiling["return"] > at_defaults["random"]["return"]
 
 
 def test_chance_is_one_in_five_and_the_expert_is_right(at_defaults: dict[str, dict[str, float]]) -> None:
@@ -167,7 +171,9 @@ def test_calibration_says_what_it_found() -> None:
     assert easy["accuracy"] > default["accuracy"]
     assert not easy["meets_goals"]
     assert found["at_defaults"]["constant-hazard"]["accuracy"] == default["accuracy"]
-    assert set(found["at_defaults"]) == {"ceiling", "constant-hazard", "random", "expert"}
+    assert set(found["at_defaults"]) == {"ceiling", "constant-hazard", "planner", "random", "expert"}
+    for name, values in found["test"].items():
+        assert values["return"]["low"] <= values["return"]["mean"] <= values["return"]["high"], name
 
 
 def test_the_filter_beats_one_that_does_not_know_how_long_segments_last() -> None:
@@ -179,9 +185,30 @@ def test_the_filter_beats_one_that_does_not_know_how_long_segments_last() -> Non
     assert found["ceiling"] > found["constant-hazard"] + 0.04
 
 
-def test_the_committed_calibration_is_of_these_defaults() -> None:
-    said = json.loads((Path(__file__).parents[2] / "results/calibration/sepsis.json").read_text())
-    assert said["defaults"] == asdict(SepsisConfig())
+COMMITTED = {"regimes": "sepsis.json", "aligned": "sepsis-aligned.json"}
+
+
+def committed(task: Any) -> dict[str, Any]:
+    return json.loads((Path(__file__).parents[2] / "results/calibration" / COMMITTED[task]).read_text())
+
+
+@pytest.mark.parametrize("task", COMMITTED)
+def test_the_committed_calibration_is_of_these_defaults(task: Any) -> None:
+    said = committed(task)
+    assert said["defaults"] == asdict(SepsisConfig(task=task))
     assert said["defaults_meet_goals"]
     simple, ceiling = said["at_defaults"]["constant-hazard"], said["at_defaults"]["ceiling"]
     assert all(ceiling[name] >= simple[name] for name in GOALS)
+    assert said["test"]["expert"]["accuracy"]["mean"] == 1.0
+    planner = said["test"]["planner"]
+    assert (planner["accuracy"]["mean"] == 1.0) == (task == "aligned")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", COMMITTED)
+def test_calibrating_again_gives_the_committed_numbers(task: Any) -> None:
+    found, said = calibrate(task, responses=(), noises=()), committed(task)
+    for part in ("at_defaults", "test"):
+        for name, metrics in said[part].items():
+            for metric, value in metrics.items():
+                assert found[part][name][metric] == pytest.approx(value, abs=0.002), (part, name, metric)

@@ -317,3 +317,18 @@ def test_metrics_outlive_the_next_play() -> None:
     """Including float64 results, which no conversion copies."""
     found = play_all(cast(Any, Overwriting()), 10, 0, cast(Any, lambda ids: {"id": ids}), at_once=4)
     assert found["id"].tolist() == list(range(10))
+
+
+def test_a_reference_that_knows_the_channel_is_played_in_it_and_cached_for_it(tmp_path: Path) -> None:
+    """A goal that moves inside an episode: rewards that come late have no filter, so that the true one stays."""
+    settings = {"domain.horizon": 12, "domain.size": 4}
+    noisy, late = {"feedback.noise": 2.0}, {"feedback.delay": 2, "domain.shift_steps": (5,)}
+    found = {}
+    for name, changes in {"clean": {}, "noisy": noisy, "late": late, "moving": {"domain.shift_steps": (5,)}}.items():
+        config = override(recipe("darkroom", "uat", "smoke"), {**settings, **changes})
+        run = Run(tmp_path / "same" if name in ("clean", "noisy") else tmp_path / name, config)
+        found[name] = reference_episodes(run, 64, torch.device("cpu"))
+    accuracy = {name: values[CEILING]["accuracy"] for name, values in found.items()}
+    assert accuracy["noisy"].mean() < accuracy["clean"].mean() - 0.05, "the cache of another channel was read"
+    assert torch.equal(accuracy["late"], accuracy["moving"])
+    assert torch.equal(found["clean"][EXPERT]["accuracy"], found["noisy"][EXPERT]["accuracy"])

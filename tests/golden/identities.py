@@ -27,6 +27,8 @@ CHANGED: list[tuple[str, str, dict[str, Any]]] = [
     ("darkroom", "dt", {"method.include_actions": True}),
     ("sepsis", "uat", {"domain.reward_scale": 20.0, "method.decay": 0.99}),
     ("sepsis", "cadm", {"method.members": 3}),
+    ("sepsis", "uat", {"domain.task": "aligned"}),
+    ("sepsis", "iql", {"domain.task": "aligned", "method.random_share": 0.5, "method.random_steps": 10}),
     ("markets", "deeptrader", {"domain.days": 300, "seed": -1}),
     ("movielens", "adt", {"domain.delay": 5, "feedback.action": "null"}),
 ]

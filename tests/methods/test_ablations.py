@@ -16,7 +16,7 @@ from uat.methods.uat import UAT, UATConfig
 from uat.nn.attention import Attention
 from uat.spec import Spec
 
-ABLATIONS = [name for name, method in METHODS.items() if method.policy is UAT and method.changes]
+ABLATIONS = [name for name, method in METHODS.items() if method.ablation]
 every_ablation = pytest.mark.parametrize("method", ABLATIONS)
 every_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 
@@ -225,4 +225,4 @@ def test_a_trace_shows_shut_gates_where_there_are_none(method: str) -> None:
     assert seen.gates is not None
     assert seen.attention_LBHTT.shape == (2, 3, 3, 7, 7)
     assert (seen.gates.rho.abs().max() > 0) == (method != "uat-no-q")
-    assert [(g.abs().max() > 0).item() for g in seen.gates.g] == [method != "uat-no-kv"] * 2
+    assert [(g.abs().max() > 0).item() for g in seen.gates.plain] == [method != "uat-no-kv"] * 2

@@ -269,6 +269,7 @@ def test_iql_learns_from_logs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """A killed and resumed training gives the same bytes, target network included."""
     config = in_the_dark("iql", monkeypatch)
     assert build("iql", DISCRETE).phases()[0].behaviour == Behaviour(0.3)
+    assert build("iql", DISCRETE, random_share=0.6, random_steps=12).phases()[0].behaviour == Behaviour(0.6, 12)
     assert_resumes(config, tmp_path, monkeypatch)
     rows = train(config, tmp_path / "whole", resume=True, device="cpu").rows("metrics.jsonl")
     assert {name for name in rows[0] if name.startswith("loss/")} == {"loss/value", "loss/critic", "loss/policy"}

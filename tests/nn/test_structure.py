@@ -27,6 +27,8 @@ from uat.spec import Spec
 
 SPEC = SPECS["vector-discrete"]
 METHODS = ("uat", "vanilla", "adt", "dt")
+NOT_FUSED = {"uat-late"}
+"""Methods on the shared backbone that no kernel knows."""
 FUSIBLE = [name for name, method in ALL_METHODS.items() if issubclass(method.policy, TransformerPolicy)]
 BLOCK = "backbone.blocks.0"
 Change = Callable[[Any], object]
@@ -321,8 +323,18 @@ def test_what_changes_no_engine_is_taken(method: str, name: str) -> None:
 def test_every_variant_and_every_problem_is_what_it_was_built_as() -> None:
     for spec in SPECS.values():
         for method in (name for name in FUSIBLE if not ALL_METHODS[name].policy.unsupported_reason(spec)):
-            assert unsupported_structure(build(method, spec, dropout=0.1)) is None
-    assert unsupported_structure(build("dt", include_actions=True)) is None
+            reason = unsupported_structure(build(method, spec, dropout=0.1))
+            assert (reason is not None) == (method in NOT_FUSED), (method, reason)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [({"binding": "late"}, "bind late"), *(({"tokens": kind}, repr(kind)) for kind in ("feedback", "two"))],
+)
+def test_gates_and_tokens_that_kernels_do_not_know_are_refused(settings: dict[str, Any], named: str) -> None:
+    for refused in refusals(build("uat", **settings)):
+        assert refused is not None
+        assert named in refused
 
 
 def test_a_subclass_and_hooks_of_all_modules_are_refused() -> None:

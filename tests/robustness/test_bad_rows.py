@@ -27,7 +27,7 @@ from uat.paper.studies.files import SCORE_KEY, Results
 from uat.paper.studies.options import Reproduce, settings_of
 from uat.paper.studies.probes import PROBES, file_of, read_trace
 from uat.paper.studies.work import Outcome, Reference, keep_failure
-from uat.rows import EFFICIENCY, INTERVALS, PAIRS, SCORES, Columns, check_row
+from uat.rows import CURVES, EFFICIENCY, INTERVALS, PAIRS, SCORES, Columns, check_row
 from uat.runs import Run
 from uat.tensor_files import read_tensors, write_tensors
 from uat.training import train
@@ -39,8 +39,11 @@ KINDS: dict[str, tuple[Columns, Path]] = {
     "scores": (SCORES, Path("darkroom.jsonl")),
     "intervals": (INTERVALS, Path("intervals/darkroom.jsonl")),
     "pairs": (PAIRS, Path("pairs/darkroom.jsonl")),
+    "curves": (CURVES, Path("curves/darkroom.jsonl")),
     "efficiency": (EFFICIENCY, Path("efficiency.jsonl")),
 }
+CURVE = {"domain": "darkroom", "task": "gradual", "setting": "default", "run": "a", "method": "uat", "seed": 0}
+CURVE |= {"metric": "accuracy", "points": [[10, 0.5], [20, 0.75]]}
 WRONG: list[Any] = [
     None,
     True,
@@ -71,6 +74,8 @@ LINES = {
 
 
 def first_row(kind: str) -> dict[str, Any]:
+    if kind == "curves":
+        return CURVE
     return json.loads((COMMITTED / KINDS[kind][1]).read_text().splitlines()[0])
 
 
@@ -119,7 +124,7 @@ def test_a_line_that_is_no_row_gets_one_sentence(kind: str, damage: str, tmp_pat
 
 def test_the_committed_rows_and_traces_are_read() -> None:
     for kind in KINDS:
-        assert read(kind, COMMITTED)
+        assert read(kind, COMMITTED) or kind == "curves"
     for probe in PROBES:
         assert read_trace(COMMITTED, probe) is not None
 

@@ -55,6 +55,26 @@ def test_random_actions_are_uniform_and_30_percent_by_default() -> None:
     torch.testing.assert_close(counts, torch.full((5,), 0.2), rtol=0, atol=0.04)
 
 
+def test_a_random_action_is_held_for_a_stretch_and_the_share_stays() -> None:
+    simulator = tiny().build_domain().simulator("train", "cpu")
+    steps, length = simulator.spec.steps, 4
+    held = RolloutRunner(Behaviour(0.3, length), simulator, device=CPU, sampled=True).play(IDS, 3)
+    apart = (held.action != held.target).double().mean().item()
+    assert apart == pytest.approx(0.3 * 4 / 5, abs=3.5 * (0.25 * length / held.action.numel()) ** 0.5)
+    always = RolloutRunner(Behaviour(1.0, length), simulator, device=CPU, sampled=True).play(IDS, 3).action
+    first_T = torch.arange(steps) - torch.arange(steps) % length
+    assert torch.equal(always, always[:, first_T])
+    assert always.unique().numel() == 5
+    once = RolloutRunner(Behaviour(0.3, 1), simulator, device=CPU, sampled=True).play(IDS, 3)
+    assert torch.equal(once.action, log(0.3).action)
+
+
+@pytest.mark.parametrize("steps", [0, -1])
+def test_a_stretch_without_steps_is_refused(steps: int) -> None:
+    with pytest.raises(ValueError, match=rf"random_steps={steps} must be at least 1"):
+        Behaviour(random_steps=steps)
+
+
 def test_a_log_depends_on_seed_and_id_alone() -> None:
     whole, part, other = log(0.3), log(0.3, IDS[[7, 3]]), log(0.3, seed=4)
     for name in ("obs", "action", "reward", "target"):

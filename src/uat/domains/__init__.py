@@ -13,6 +13,7 @@ from uat.domains.entry import DomainEntry, NoSettings, as_entry, rebuilds, setti
 from uat.domains.given import ObjectConfig, recall, remember
 from uat.domains.markets import Markets, MarketsConfig
 from uat.domains.movielens import MovieLens, MovieLensConfig
+from uat.domains.rule import Rule, RuleConfig
 from uat.domains.sepsis import Sepsis, SepsisConfig
 from uat.registry import Registry, can_be_imported, is_address
 from uat.settings import check_settings_class, checked, first_sentence
@@ -44,6 +45,7 @@ OWN: dict[str, DomainEntry] = {
         tasks=Sepsis.train_tasks,
         summary="treatment whose effect depends on a hidden regime that changes within the episode",
         recipes="uat.paper.recipes",
+        task_field="domain.task",
         files=("cohort",),
         revision=2,
     ),
@@ -63,6 +65,14 @@ OWN: dict[str, DomainEntry] = {
         summary="recommendation from logs in which rewards of a hidden preference come late",
         recipes="uat.paper.recipes",
         files=("path",),
+    ),
+    "rule": DomainEntry(
+        build=Rule,
+        config=RuleConfig,
+        tasks=Rule.train_tasks,
+        summary="a contextual bandit with a hidden rule that shows through rewards alone",
+        recipes="uat.paper.recipes",
+        task_field="domain.task",
     ),
 }
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from uat.channel import FeedbackConfig
 from uat.contracts import Agent, Reader, Recording, Simulator
 from uat.episode import Trajectory
 from uat.metrics import Metric
@@ -58,7 +59,15 @@ class Domain(ABC):
     def references(self) -> Mapping[str, Agent[Any] | Reader]:
         """Return the agents that are scored beside every policy: "ceiling" (the Bayes filter) and "random".
 
-        A domain with a recording adds "expert"; a simulator supplies its own expert.
+        They receive true feedback. A domain with a recording adds "expert"; a simulator supplies its own expert.
+        """
+        return {}
+
+    def references_under(self, feedback: FeedbackConfig) -> Mapping[str, Agent[Any] | Reader]:
+        """Return references that receive corrupted feedback and know how it is corrupted, so that they are the ceiling
+        of policies with the same feedback.
+
+        Each replaces the reference of the same name; all others receive true feedback. Default: none.
         """
         return {}
 

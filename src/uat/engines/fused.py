@@ -40,6 +40,10 @@ def unsupported_structure(policy: Policy) -> str | None:
         return "dictionary observations are encoded by the plain engine alone"
     if isinstance(policy.spec.action, Box):
         return "actions of a box are decided by the plain engine alone"
+    if isinstance(policy, UAT) and policy.config.binding != "early":
+        return f"gates that bind {policy.config.binding} are computed by the plain engine alone"
+    if isinstance(policy, UAT) and policy.config.tokens != "observation":
+        return f"tokens of the kind {policy.config.tokens!r} are gated by the plain engine alone"
     return structure.difference(policy, policy.spec, policy.config)
 
 
@@ -101,10 +105,12 @@ class FusedTransformer(Transformer):
             return kernels.fused_attend(self, x_BTD, self.execution.dropout_seed)
         return super().attend(x_BTD, gates, start_B)
 
-    def attend_step(self, x_BD: Tensor, cache: KVCache, gates: Gates | None = None) -> Tensor:
+    def attend_step(
+        self, x_BD: Tensor, cache: KVCache, gates: Gates | None = None, inputs: list[Tensor] | None = None
+    ) -> Tensor:
         if isinstance(cache, PackedCache):
             return kernels.fused_token(self, x_BD, cache, cache.packed, self.execution.concurrent_policies)
-        return super().attend_step(x_BD, cache, gates)
+        return super().attend_step(x_BD, cache, gates, inputs)
 
     def init_cache(self, streams: int, capacity: int) -> KVCache:
         policy = self.execution.policy

@@ -148,9 +148,14 @@ def variant_of(config: RunConfig) -> list[str]:
 
 
 def reference_episodes(run: Run, count: int, device: torch.device) -> dict[str, dict[str, Tensor]]:
-    """Metrics per episode of the filter, the expert and chance, with uncorrupted feedback; cached in the run folder."""
-    domain, file = run.config.build_true_domain(), run.file("references.safetensors")
-    references = domain.references()
+    """Metrics per episode of the filter, the expert and chance; cached in the run folder.
+
+    References that know the run's corrupted feedback receive it; all others receive true feedback.
+    """
+    feedback, file = run.config.feedback, run.file("references.safetensors")
+    domain, corrupted = run.config.build_true_domain(), run.config.build_domain()
+    informed = {} if feedback.is_true else domain.references_under(feedback)
+    references = {**domain.references(), **informed}
     agents: dict[str, Any] = dict(references)
     if EXPERT in references or has_expert(domain.simulator("test", device)):
         agents[EXPERT] = references.get(EXPERT)
@@ -160,13 +165,17 @@ def reference_episodes(run: Run, count: int, device: torch.device) -> dict[str, 
         "config": with_oldest_names(run.config.domain),
         "episodes": count,
         "revision": revision,
+        **({"feedback": with_oldest_names(feedback)} if informed else {}),
     }
     with contextlib.suppress(RunError, KeyError):  # missing or damaged: compute again
         kept, meta = read_tensors(file)
         numbers = {name: {m.name: kept[f"{name}/{m.name}"] for m in domain.metrics} for name in agents}
         if meta["key"] == key and all(is_per_episode(x, count) for own in numbers.values() for x in own.values()):
             return numbers
-    values = {name: _measure(domain, agent, count, device) for name, agent in agents.items()}
+    values = {
+        name: _measure(corrupted if name in informed else domain, agent, count, device)
+        for name, agent in agents.items()
+    }
     write_tensors(file, _flat(values), {"key": key})
     return values
 

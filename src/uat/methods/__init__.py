@@ -36,6 +36,8 @@ class Method:
     config: type[Any]
     summary: str
     changes: Mapping[str, Any] = field(default_factory=dict)
+    ablation: bool = False
+    """Whether the entry is another method without one of its parts, shown in tables of ablations alone."""
     domains: tuple[str, ...] | None = None
     """Names of the domains that the method serves; None: all."""
 
@@ -68,30 +70,67 @@ OWN: dict[str, Method] = {
         policy=Cotta, config=CottaConfig, summary="Vanilla that learns while acting, from an average of its weights"
     ),
     "dt": Method(policy=DT, config=DTConfig, summary="rewards and the return so far are tokens between observations"),
+    "dt-actions": Method(
+        policy=DT,
+        config=DTConfig,
+        summary="Decision Transformer that sees its actions as tokens, too",
+        changes={"include_actions": True},
+    ),
     "adt": Method(
         policy=ADT, config=ADTConfig, summary="previous action and reward are concatenated to each observation"
     ),
+    "adt-prev": Method(
+        policy=ADT,
+        config=ADTConfig,
+        summary="the whole previous transition is concatenated to each observation",
+        changes={"tokens": "transition"},
+    ),
+    "dpt": Method(
+        policy=ADT,
+        config=ADTConfig,
+        summary="two tokens a step: the previous transition and the observation",
+        changes={"tokens": "two"},
+    ),
     "uat": Method(policy=UAT, config=UATConfig, summary="actions and rewards reshape queries, keys and values"),
     "uat-no-action": Method(
-        policy=UAT, config=UATConfig, summary="UAT that sees rewards only", changes={"use_action": False}
+        policy=UAT, config=UATConfig, summary="UAT that sees rewards only", changes={"use_action": False}, ablation=True
     ),
     "uat-no-reward": Method(
-        policy=UAT, config=UATConfig, summary="UAT that sees actions only", changes={"use_reward": False}
+        policy=UAT, config=UATConfig, summary="UAT that sees actions only", changes={"use_reward": False}, ablation=True
     ),
     "uat-linear": Method(
-        policy=UAT, config=UATConfig, summary="UAT with a linear utility encoder", changes={"nonlinear": False}
+        policy=UAT,
+        config=UATConfig,
+        summary="UAT with a linear utility encoder",
+        changes={"nonlinear": False},
+        ablation=True,
     ),
     "uat-no-q": Method(
-        policy=UAT, config=UATConfig, summary="UAT without feedback in queries", changes={"modulates_queries": False}
+        policy=UAT,
+        config=UATConfig,
+        summary="UAT without feedback in queries",
+        changes={"modulates_queries": False},
+        ablation=True,
     ),
     "uat-no-kv": Method(
         policy=UAT,
         config=UATConfig,
         summary="UAT without feedback in keys and values",
         changes={"modulates_keys_values": False},
+        ablation=True,
     ),
     "uat-no-bias": Method(
-        policy=UAT, config=UATConfig, summary="UAT without the offsets U", changes={"utility_bias": False}
+        policy=UAT,
+        config=UATConfig,
+        summary="UAT without the offsets U",
+        changes={"utility_bias": False},
+        ablation=True,
+    ),
+    "uat-late": Method(
+        policy=UAT,
+        config=UATConfig,
+        summary="ours: UAT whose keys and values wait for the feedback on their own step",
+        changes={"binding": "late"},
     ),
     "iql": Method(
         policy=IQL,

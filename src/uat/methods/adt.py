@@ -20,62 +20,86 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from uat.contracts import Memory
 from uat.episode import Batch, Step
-from uat.methods.policy import TransformerPolicy
-from uat.nn.blocks import Trace, Transformer, TransformerConfig
+from uat.methods.tokens import TokenConfig, TokenKind, TokenPolicy
+from uat.nn.blocks import Trace, Transformer
 from uat.nn.cache import KVCache
-from uat.nn.encoders import VectorEncoder, build_action_encoder
 from uat.nn.heads import build_head
+from uat.nn.utility import UtilityEncoder
+from uat.settings import Width
 from uat.spec import Spec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ADTConfig(TransformerConfig):
-    """Settings of the shared backbone; A-DT has no others."""
+class ADTConfig(TokenConfig):
+    tokens: TokenKind = "feedback"
+    """Content of a step's token: the observation; with the previous observation; with the previous action and reward
+    (as published); with both (the previous transition); or two tokens, the previous transition and the observation."""
+    d_utility: Width = 16
+    """Width of the utility state, with token_feedback='encoder'."""
+    d_action: Width = 8
+    """Width of the action embedding in the utility encoder, with token_feedback='encoder'."""
+    d_hidden: Width = 32
+    """Hidden width of the utility encoder, with token_feedback='encoder'."""
+
+    def __post_init__(self) -> None:
+        TokenConfig.__post_init__(self)
 
 
-class ADT(TransformerPolicy):
+@dataclass(slots=True)
+class ADTState(Memory):
+    cache: KVCache
+    obs_B: Tensor
+    """The previous observation."""
+
+
+class ADT(TokenPolicy):
     sees = frozenset({"action", "reward"})
     config: ADTConfig
 
     def __init__(self, spec: Spec, config: ADTConfig) -> None:
         super().__init__(spec, config)
-        self.backbone = Transformer(spec, config, utility=False)
-        self.action = build_action_encoder(spec, config.d_model)  # W_a
-        self.reward = nn.Linear(1, config.d_model, bias=False)  # w_r
-        for weight in (*self.action.parameters(), self.reward.weight):
-            self._start_like_observations(weight)
+        self.sees = frozenset({"action", "reward"} if config.holds_feedback else ())
+        self.tokens_per_step = config.tokens_per_step
+        self.backbone = Transformer(spec, config, utility=False, tokens_per_step=config.tokens_per_step)
+        self.encoder = None
+        if config.token_feedback == "encoder":
+            self.encoder = UtilityEncoder(
+                spec, d_action=config.d_action, d_hidden=config.d_hidden, d_utility=config.d_utility
+            )
+        self.build_token_maps(self.encoder)
         self.head = build_head(spec, config.d_model)
 
-    def _start_like_observations(self, weight: Tensor) -> None:
-        encoder = self.backbone.encoder
-        if isinstance(encoder, VectorEncoder):
-            bound = encoder.linear.in_features**-0.5
-            nn.init.uniform_(weight, -bound, bound)
-        else:
-            nn.init.normal_(weight)
-
-    def concatenated(self, obs: Tensor, prev_action: Tensor, prev_reward: Tensor) -> Tensor:
-        """Return W_e [o; a; r] + b (..., D), for all steps of a batch or for one step."""
-        reward = self.reward(prev_reward.to(self.reward.weight.dtype)[..., None])
-        return self.backbone.encoder(obs) + self.action(prev_action) + reward
-
-    def tokens(self, batch: Batch) -> Tensor:
-        """Return the tokens x (B, T, D)."""
-        x_BTD = self.concatenated(batch.obs, batch.prev_action, batch.prev_reward)
-        return self.backbone.place(x_BTD, self.backbone.step_positions(x_BTD.shape[1], batch.start))
+    @property
+    def feedback_encoder(self) -> UtilityEncoder | None:
+        return self.encoder
 
     def features(self, batch: Batch) -> Tensor:
-        return self.backbone.attend(self.tokens(batch), start_B=batch.start)
+        h = self.backbone.attend(self.tokens(batch), start_B=batch.start)
+        return h if self.tokens_per_step == 1 else h[:, 1::2]  # at the observations
 
-    def init_state(self, streams: int, capacity: int, device: torch.device | str) -> KVCache:
-        return self.backbone.init_cache(streams, capacity)
+    def init_state(self, streams: int, capacity: int, device: torch.device | str) -> KVCache | ADTState:
+        cache, obs_B = self.backbone.init_cache(streams, capacity), self.no_observation(streams)
+        return cache if obs_B is None else ADTState(cache, obs_B)
 
-    def step(self, state: KVCache, step: Step) -> tuple[Tensor, KVCache]:
-        state.restart(step.first)
-        x_BD = self.concatenated(step.obs, step.prev_action, step.prev_reward)
-        h_BD = self.backbone.attend_step(self.backbone.place(x_BD, state.length_B), state)
-        return self.head.logits(h_BD, step.allowed), state
+    def step(self, state: KVCache | ADTState, step: Step) -> tuple[Tensor, KVCache | ADTState]:
+        cache, prev_obs_B = (state.cache, state.obs_B) if isinstance(state, ADTState) else (state, None)
+        cache.restart(step.first)
+        h_BD = None
+        for x_BD in self.step_tokens(step, prev_obs_B, cache.steps(self.tokens_per_step)):
+            h_BD = self.backbone.attend_step(x_BD, cache)
+        assert h_BD is not None
+        logits_BA = self.head.logits(h_BD, step.allowed)
+        return logits_BA, cache if prev_obs_B is None else ADTState(cache, step.obs)
 
     def trace(self, batch: Batch) -> Trace:
+        """Return attention; with two tokens a step, its axes are tokens."""
         return self.backbone.trace_tokens(self.tokens(batch), start_B=batch.start)
+
+    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        """Put the map of the utility encoder, if there is one, into "utility" and all other parameters into "base"."""
+        fast = [] if self.encoder is None else list(self.encoder.mlp.parameters())
+        chosen = {id(p) for p in fast}
+        base = {"base": [p for p in self.parameters() if id(p) not in chosen]}
+        return {**base, "utility": fast} if fast else base

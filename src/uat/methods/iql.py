@@ -16,8 +16,8 @@ Differences from the paper
   1. ids, so π is a softmax, and one pass gives Q of every action        test_weights_are_refused
   2. V, Q and π share a causal backbone over the episode, and one Adam
      step serves all three; in the paper each has networks of its own    test_loss_is_finite_and_reaches_every_parameter
-  3. the log is played by an expert with a share of random actions, and
-     is produced during training                                         test_iql_learns_from_logs_alone
+  3. the log is played by an expert with a share of random actions,
+     single or held for some steps, and is produced during training      test_iql_learns_from_logs_alone
   4. the target of a terminal step is r; a truncated last step has no
      next value, and is left out of the critic's loss                    test_what_ends_has_no_future
   5. the advantage uses V before the optimizer step, not after it        test_losses_equal_the_equations
@@ -38,7 +38,7 @@ from uat.episode import Batch, Losses, masked_sum
 from uat.methods.policy import Phase
 from uat.methods.vanilla import Vanilla, VanillaConfig
 from uat.nn.blocks import Transformer
-from uat.settings import Amount, Between, Inner, Share
+from uat.settings import Amount, Between, Inner, Share, Steps
 from uat.spec import Discrete, Spec
 
 
@@ -56,6 +56,8 @@ class IQLConfig(VanillaConfig):
     """Share by which the target network moves toward the trained network after each step."""
     random_share: Share = 0.3
     """Share of the log's actions that are uniformly random; the others are the expert's."""
+    random_steps: Steps = 1
+    """Steps for which the log holds a random action; 1: each step draws its own."""
 
 
 def expectile_loss(u: Tensor, expectile: float) -> Tensor:
@@ -109,7 +111,7 @@ class IQL(Vanilla):
         return None if isinstance(spec.action, Discrete) else f"takes ids as actions, not {spec.action}"
 
     def phases(self) -> tuple[Phase, ...]:
-        behaviour = Behaviour(self.config.random_share)
+        behaviour = Behaviour(self.config.random_share, self.config.random_steps)
         return (Phase("offline", self.loss, behaviour=behaviour, after_step=self.follow),)
 
     def loss(self, batch: Batch) -> Losses:

@@ -115,16 +115,21 @@ class Policy(nn.Module, Agent[Any]):
         """Module that raw observations enter, in passes and in steps; None: the policy has no such module."""
         return None
 
+    @property
+    def observation_encoders(self) -> list[nn.Module]:
+        """All modules that raw observations enter, such as one for present and one for previous observations."""
+        return [] if self.observation_encoder is None else [self.observation_encoder]
+
     def standardise(self, *trajectories: Trajectory) -> None:
         """Fit the mean and deviation of every observed number, once and before training.
 
         Afterwards the encoder standardises raw observations, and the statistics are saved with the weights.
         """
-        encoder = self.observation_encoder
         rows: dict[VectorEncoder, list[Tensor]] = {}
         for trajectory in trajectories:
-            for part, value in vector_parts(encoder or nn.Identity(), self.spec.obs, trajectory.obs):
-                rows.setdefault(part, []).append(value[trajectory.valid].flatten(1))
+            for encoder in self.observation_encoders:
+                for part, value in vector_parts(encoder, self.spec.obs, trajectory.obs):
+                    rows.setdefault(part, []).append(value[trajectory.valid].flatten(1))
         if not rows:
             raise ValueError(f"{type(self).__name__} has no numbers to standardise in observations {self.spec.obs}")
         if any(part.normalizer is not None for part in rows):

@@ -15,23 +15,25 @@ that they leave unchanged; without actions or rewards, E keeps its shape and rec
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from uat.contracts import Memory
 from uat.episode import Batch, Step
-from uat.methods.policy import TransformerPolicy
-from uat.nn.blocks import Trace, Transformer, TransformerConfig
+from uat.methods.tokens import TokenConfig, TokenPolicy
+from uat.nn.blocks import Trace, Transformer
 from uat.nn.cache import KVCache
 from uat.nn.heads import build_head
-from uat.nn.utility import Channels, UtilityEncoder, UtilityGates
+from uat.nn.late import Unanswered
+from uat.nn.utility import Channels, Gates, UtilityEncoder, UtilityGates
 from uat.settings import Decay, Width, renamed
 from uat.spec import Spec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class UATConfig(TransformerConfig):
+class UATConfig(TokenConfig):
     d_utility: Width = 16
     """Width of the utility state u."""
     d_action: Width = 8
@@ -53,8 +55,18 @@ class UATConfig(TransformerConfig):
     utility_bias: bool = True
     """Let gates also add offsets (U times the gate) to the projections that they change."""
 
+    binding: Literal["early", "late"] = "early"
+    """Feedback that gates the keys and values of a step: early, what came of the step before it (as in the paper), or
+    late, what came of the step itself, from the moment when that is known."""
+    pending: Literal["action", "nothing"] = "action"
+    """Late gates of a step whose reward is still to come: of its action alone, or closed."""
+
     def __post_init__(self) -> None:
-        TransformerConfig.__post_init__(self)
+        TokenConfig.__post_init__(self)
+        if self.binding == "late" and not self.modulates_keys_values:
+            raise ValueError("binding='late' and modulates_keys_values=False: late gates are those of keys and values")
+        if self.pending == "nothing" and self.binding == "early":
+            raise ValueError("pending='nothing' is about late gates, and binding is 'early': leave it unset")
         if not (self.modulates_queries or self.modulates_keys_values):
             raise ValueError("modulates_queries=False and modulates_keys_values=False: feedback would change nothing")
 
@@ -63,9 +75,13 @@ class UATConfig(TransformerConfig):
 class UATState(Memory):
     cache: KVCache
     ubar_BU: Tensor
+    unanswered: Unanswered | None = None
+    """With late gates: the steps whose feedback is still to come."""
+    obs_B: Tensor | None = None
+    """The previous observation, if tokens hold it."""
 
 
-class UAT(TransformerPolicy):
+class UAT(TokenPolicy):
     sees = frozenset({"action", "reward"})
     config: UATConfig
 
@@ -74,7 +90,8 @@ class UAT(TransformerPolicy):
         c = config
         channels = Channels(queries=c.modulates_queries, keys_values=c.modulates_keys_values, offsets=c.utility_bias)
         self.sees = frozenset(["action"] * c.use_action + ["reward"] * c.use_reward)
-        self.backbone = Transformer(spec, c, utility=channels)
+        self.tokens_per_step = c.tokens_per_step
+        self.backbone = Transformer(spec, c, utility=channels, tokens_per_step=c.tokens_per_step)
         encoder = UtilityEncoder(
             spec,
             d_action=c.d_action,
@@ -93,24 +110,62 @@ class UAT(TransformerPolicy):
             channels=channels,
         )
         self.head = build_head(spec, c.d_model)
+        self.build_token_maps(self.feedback_encoder, actions=c.use_action, rewards=c.use_reward)
+
+    @property
+    def feedback_encoder(self) -> UtilityEncoder | None:
+        return self.utility.encoder if self.config.token_feedback == "encoder" else None
+
+    def gates(self, batch: Batch) -> Gates:
+        """Return the gates of all tokens."""
+        c = self.config
+        if c.binding == "late":
+            return self.utility.late(
+                batch.prev_action,
+                batch.prev_reward,
+                self.spec.clock,
+                pending=c.pending == "action",
+                transitions=c.tokens == "two",
+            )
+        gates = self.utility(batch.prev_action, batch.prev_reward)
+        return gates.repeated(c.tokens_per_step)
 
     def features(self, batch: Batch) -> Tensor:
-        gates = self.utility(batch.prev_action, batch.prev_reward)
-        return self.backbone(batch.obs, gates, start_B=batch.start)
+        h = self.backbone.attend(self.tokens(batch), self.gates(batch), batch.start)
+        return h if self.tokens_per_step == 1 else h[:, 1::2]  # at the observations
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> UATState:
-        cache = self.backbone.init_cache(streams, capacity)
-        return UATState(cache, ubar_BU=self.backbone.like.new_zeros(streams, self.config.d_utility))
+        cache, like = self.backbone.init_cache(streams, capacity), self.backbone.like
+        unanswered = None
+        if self.config.binding == "late":
+            unanswered = Unanswered.empty(self.backbone, self.spec.clock, self.spec.no_action(streams, like.device))
+        ubar_BU = like.new_zeros(streams, self.config.d_utility)
+        return UATState(cache, ubar_BU, unanswered, self.no_observation(streams))
 
     def step(self, state: UATState, step: Step) -> tuple[Tensor, UATState]:
+        cache, unanswered = state.cache, state.unanswered
+        cache.restart(step.first)
         ubar_BU = state.ubar_BU.masked_fill(step.first[:, None], 0.0)
         gates, ubar_BU = self.utility.step(ubar_BU, step.prev_action, step.prev_reward)
-        h_BD = self.backbone.step(step.obs, step.first, state.cache, gates)
-        return self.head.logits(h_BD, step.allowed), UATState(state.cache, ubar_BU)
+        *transition, token_BD = self.step_tokens(step, state.obs_B, cache.steps(self.tokens_per_step))
+        obs_B = None if state.obs_B is None else step.obs
+        if unanswered is None:
+            for x_BD in transition:
+                self.backbone.attend_step(x_BD, cache, gates)
+            h_BD = self.backbone.attend_step(token_BD, cache, gates)
+            return self.head.logits(h_BD, step.allowed), UATState(cache, ubar_BU, None, obs_B)
+        pending, clock = self.config.pending == "action", self.spec.clock
+        unanswered.bind(self.backbone, self.utility, cache, step, clock, pending=pending)
+        for x_BD in transition:
+            self.backbone.attend_step(x_BD, cache, gates)
+        inputs: list[Tensor] = []
+        h_BD = self.backbone.attend_step(token_BD, cache, gates.of_queries(), inputs)
+        state = UATState(cache, ubar_BU, unanswered.remember(step, inputs), obs_B)
+        return self.head.logits(h_BD, step.allowed), state
 
     def trace(self, batch: Batch) -> Trace:
-        gates = self.utility(batch.prev_action, batch.prev_reward)
-        return self.backbone.trace(batch.obs, gates, start_B=batch.start)
+        """Return attention and gates; with two tokens a step, their axes are tokens."""
+        return self.backbone.trace_tokens(self.tokens(batch), self.gates(batch), batch.start)
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """Put the utility encoder E and W_ρ into "utility" and all other parameters, W_a included, into "base"."""

@@ -16,7 +16,7 @@ from uat.nn.attention import CAUSAL, Attention, Geometry
 from uat.nn.cache import KVCache, RollingCache, Window
 from uat.nn.encoders import build_observation_encoder
 from uat.nn.positions import PositionKind, Rotary, Rotation
-from uat.nn.utility import Channels, Gates
+from uat.nn.utility import Channels, Gates, LateGate
 from uat.settings import Decay, Layers, Steps, Width, check_fields
 from uat.spec import Spec
 
@@ -112,7 +112,7 @@ class Block(nn.Module):
         self.drop = nn.Dropout(config.dropout)
 
     def forward(
-        self, x_BTD: Tensor, rho_BTD: Tensor | None, g_BTD: Tensor | None, geometry: Geometry = CAUSAL
+        self, x_BTD: Tensor, rho_BTD: Tensor | None, g_BTD: Tensor | LateGate | None, geometry: Geometry = CAUSAL
     ) -> Tensor:
         x_BTD = x_BTD + self.drop(self.attention(self.attention_norm(x_BTD), rho_BTD, g_BTD, geometry))
         return x_BTD + self.drop(self.ff(self.ff_norm(x_BTD)))
@@ -126,8 +126,13 @@ class Block(nn.Module):
         layer: int,
         window: Window,
         rotation: Rotation | None = None,
+        inputs: list[Tensor] | None = None,
     ) -> Tensor:
-        x_BD = x_BD + self.attention.step(self.attention_norm(x_BD), rho_BD, g_BD, cache, layer, window, rotation)
+        """Return the block's output for one token; its attention's input is appended to `inputs`, if given."""
+        normed_BD = self.attention_norm(x_BD)
+        if inputs is not None:
+            inputs.append(normed_BD)
+        x_BD = x_BD + self.attention.step(normed_BD, rho_BD, g_BD, cache, layer, window, rotation)
         return x_BD + self.ff(self.ff_norm(x_BD))
 
 
@@ -247,19 +252,38 @@ class Transformer(nn.Module):
             x_BTD = block(x_BTD, rho_BTD, g_BTD, geometry)
         return self.last_norm(x_BTD)
 
-    def attend_step(self, x_BD: Tensor, cache: KVCache, gates: Gates | None = None) -> Tensor:
-        """Pass one token of every stream through all blocks: h (B, D). The cache advances by one slot."""
+    def attend_step(
+        self, x_BD: Tensor, cache: KVCache, gates: Gates | None = None, inputs: list[Tensor] | None = None
+    ) -> Tensor:
+        """Pass one token of every stream through all blocks: h (B, D). The cache advances by one slot.
+
+        inputs: a list to which the input of each layer's attention is appended.
+        """
         window, rotation = cache.window(), self.step_rotation(cache)
         for layer, (block, rho_BD, g_BD) in enumerate(self._layers(gates)):
-            x_BD = block.step(x_BD, rho_BD, g_BD, cache, layer, window, rotation)
+            assert not isinstance(g_BD, LateGate)
+            x_BD = block.step(x_BD, rho_BD, g_BD, cache, layer, window, rotation, inputs)
         cache.advance()
         return self.last_norm(x_BD)
 
-    def step_rotation(self, cache: KVCache) -> Rotation | None:
-        """Rotation of this step's queries and keys (B, H, E) in each stream; None if positions are not rotary."""
+    def rewrite_step(self, x_LBD: Tensor, g: tuple[Tensor, ...], cache: KVCache, back: int) -> None:
+        """Replace the keys and values of the last token of the step `back` steps ago by those under the gates g.
+
+        x_LBD: the inputs of its layers' attention. Call it before the first token of the present step.
+        """
+        if self.config.context is not None and back >= self.config.context:
+            return  # the window has left that step behind
+        tokens, rotation = (back - 1) * self.tokens_per_step + 1, self.step_rotation(cache, back)
+        for layer, block in enumerate(self.blocks):
+            assert isinstance(block, Block)
+            block.attention.rewrite(x_LBD[layer], g[layer], cache, layer, tokens, rotation)
+
+    def step_rotation(self, cache: KVCache, back: int = 0) -> Rotation | None:
+        """Rotation of the queries and keys (B, H, E) of this step, or of the one `back` steps ago, in each stream; None
+        if positions are not rotary."""
         if self.rotary is None:
             return None
-        position_B = torch.div(cache.length_B, self.tokens_per_step, rounding_mode="floor")
+        position_B = torch.div(cache.length_B, self.tokens_per_step, rounding_mode="floor") - back
         return self.rotary(position_B[:, None], self.like.dtype)
 
     def trace_tokens(self, x_BTD: Tensor, gates: Gates | None = None, start_B: Tensor | None = None) -> Trace:
@@ -304,7 +328,7 @@ class Transformer(nn.Module):
             cache.tokens_per_step = k
         return cache
 
-    def _layers(self, gates: Gates | None) -> Iterator[tuple[Block, Tensor | None, Tensor | None]]:
+    def _layers(self, gates: Gates | None) -> Iterator[tuple[Block, Tensor | None, Tensor | LateGate | None]]:
         for layer, block in enumerate(self.blocks):
             assert isinstance(block, Block)
             yield (block, None, None) if gates is None else (block, gates.rho, gates.g[layer])

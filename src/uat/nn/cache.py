@@ -81,13 +81,29 @@ class KVCache(Memory):
         slots = self.capacity if window is None else window.slots
         return kv_2BHSE[0, :, :, :slots], kv_2BHSE[1, :, :, :slots]
 
-    def slot(self) -> Tensor:
-        """Return the index (B,) of each stream's next slot."""
-        return self.length_B
+    def rewrite(self, layer: int, back: int, k_BHE: Tensor, v_BHE: Tensor) -> None:
+        """Overwrite the key and value of the token that comes `back` tokens before the next one, in streams that have
+        so many tokens."""
+        exists_B111 = (self.length_B >= back)[:, None, None, None]
+        slot_B11E = self.slot(back)[:, None, None, None].expand(*k_BHE.shape[:2], 1, k_BHE.shape[-1])
+        for old_BHSE, new_BHE in zip(self.kv_L2BHSE[layer], (k_BHE, v_BHE), strict=True):
+            kept_BH1E = old_BHSE.gather(2, slot_B11E)
+            new_BH1E = new_BHE[:, :, None].to(old_BHSE.dtype)
+            old_BHSE.scatter_(2, slot_B11E, torch.where(exists_B111, new_BH1E, kept_BH1E))
+
+    def slot(self, back: int = 0) -> Tensor:
+        """Return the index (B,) of each stream's next slot, or of the slot of the token `back` tokens before it."""
+        return (self.length_B - back).clamp_min(0) if back else self.length_B
 
     def visible(self) -> Tensor:
         """Return (B, S), True for the slots that a stream may read in this step: its past and the present."""
         return torch.arange(self.capacity, device=self.length_B.device) <= self.length_B[:, None]
+
+    def steps(self, tokens_per_step: int = 1) -> Tensor:
+        """Return the steps (B,) that each stream has seen."""
+        if tokens_per_step == 1:
+            return self.length_B
+        return torch.div(self.length_B, tokens_per_step, rounding_mode="floor")
 
     def advance(self) -> None:
         self.length_B += 1
@@ -114,8 +130,8 @@ class RollingCache(KVCache):
         hidden = not filled or not (ends_step or longest < self.capacity)
         return Window(slots, self.visible()[:, :slots] if hidden else None, slot)
 
-    def slot(self) -> Tensor:
-        return self.length_B % self.capacity
+    def slot(self, back: int = 0) -> Tensor:
+        return (self.length_B - back) % self.capacity
 
     def visible(self) -> Tensor:
         """Return (B, S), True for the slots that a stream may read: the filled slots of the steps in the window."""

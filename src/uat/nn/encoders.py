@@ -92,10 +92,10 @@ class ZeroMap(nn.Module):
 class NamedEncoder(nn.Module):
     """Sum of the encodings of all parts of a dictionary observation: linear maps of vectors, table rows of ids."""
 
-    def __init__(self, space: Named, d_out: int) -> None:
+    def __init__(self, space: Named, d_out: int, *, bias: bool = True) -> None:
         super().__init__()
         self.space = space
-        self.parts = nn.ModuleList(build_encoder(space.parts[name], d_out) for name in space.names)
+        self.parts = nn.ModuleList(build_encoder(space.parts[name], d_out, bias=bias) for name in space.names)
 
     def forward(self, row: Tensor) -> Tensor:
         values = self.space.unpack(row)
@@ -118,14 +118,14 @@ def build_observation_encoder(spec: Spec, d_model: int) -> nn.Module:
     return build_encoder(spec.obs, d_model)
 
 
-def build_encoder(space: Observations, d_model: int) -> nn.Module:
+def build_encoder(space: Observations, d_model: int, *, bias: bool = True) -> nn.Module:
     match space:
         case Named():
-            return NamedEncoder(space, d_model)
+            return NamedEncoder(space, d_model, bias=bias)
         case Vector(width):
-            return VectorEncoder(width, d_model, bias=True)
+            return VectorEncoder(width, d_model, bias=bias)
         case Assets(count, features):
-            return VectorEncoder(count * features, d_model, bias=True, num_axes=2)
+            return VectorEncoder(count * features, d_model, bias=bias, num_axes=2)
         case Items(count):
             return IdEmbedding(count, d_model)
 

@@ -14,10 +14,12 @@ Shapes: B batch, T time, D width, U utility width, L layers.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from uat.clock import Clock
 from uat.nn.encoders import ZeroMap, build_action_encoder
 from uat.spec import Spec
 
@@ -39,14 +41,51 @@ class Channels:
         return "q" * self.queries + "kv" * self.keys_values
 
 
+class LateGate(NamedTuple):
+    """Gates of keys and values that depend on the age of a token: on the steps between it and the query."""
+
+    known_BTD: Tensor
+    """Gate once the action and the reward of the token's step are known: from an age of `wait` steps on."""
+    pending_BTD: Tensor | None
+    """Gate while the reward is still to come: from an age of 1 up to `wait`. None: as for fresh tokens."""
+    fresh_BTD: Tensor | None
+    """Gate within the token's own step, in which nothing has come of it yet. None: zero."""
+    wait: int
+
+    def by_age(self) -> list[tuple[int, Tensor | None]]:
+        """Return each gate with the age from which on it applies, the oldest first."""
+        pending = [] if self.pending_BTD is None or self.wait == 1 else [(1, self.pending_BTD)]
+        return [(self.wait, self.known_BTD), *pending, (0, self.fresh_BTD)]
+
+
 @dataclass(frozen=True, slots=True)
 class Gates:
     """Gates by which feedback changes attention, all in [-1, 1]. Leading axes are (B, T), or (B,) in a step."""
 
     rho: Tensor
     """(..., D), the gate of queries."""
-    g: tuple[Tensor, ...]
-    """One (..., D) per layer, the gate of keys and values."""
+    g: tuple[Tensor | LateGate | None, ...]
+    """One (..., D) per layer, the gate of keys and values. None: no gate, in a step whose feedback is still to come."""
+
+    def repeated(self, tokens: int) -> Gates:
+        """Return gates for steps of so many tokens, all of which have the gates of the step."""
+        if tokens == 1:
+            return self
+        return Gates(self.rho.repeat_interleave(tokens, 1), tuple(g.repeat_interleave(tokens, 1) for g in self.plain))
+
+    def of_queries(self) -> Gates:
+        """Return the gates of queries alone."""
+        return Gates(self.rho, (None,) * len(self.g))
+
+    @property
+    def plain(self) -> tuple[Tensor, ...]:
+        """The gates of keys and values, none of which depends on age."""
+        return tuple(g for g in self.g if isinstance(g, Tensor))
+
+    @property
+    def known_LBTD(self) -> Tensor:
+        """The gates of keys and values once the feedback of their step is known, of all layers."""
+        return torch.stack([g.known_BTD if isinstance(g, LateGate) else g for g in self.g if g is not None])
 
 
 class UtilityEncoder(nn.Module):
@@ -64,7 +103,7 @@ class UtilityEncoder(nn.Module):
         nonlinear: bool = True,
     ) -> None:
         super().__init__()
-        self.d_hidden = d_hidden
+        self.d_hidden, self.d_utility = d_hidden, d_utility
         self.use_action, self.use_reward, self.nonlinear = use_action, use_reward, nonlinear
         self.action = build_action_encoder(spec, d_action) if use_action else ZeroMap(spec.action.count, d_action)
         first = nn.Linear(d_action + 1, d_hidden if nonlinear else d_utility, bias=False)
@@ -101,14 +140,44 @@ class UtilityGates(nn.Module):
         u_BTU = self.encoder(prev_action_BT, prev_reward_BT)
         return self.read(u_BTU, discounted(u_BTU, self.feedback_decay))
 
+    def late(
+        self, prev_action: Tensor, prev_reward_BT: Tensor, clock: Clock, *, pending: bool, transitions: bool = False
+    ) -> Gates:
+        """Return gates of which those of keys and values wait for the feedback on their own step.
+
+        pending: gate a step by its action alone while its reward is still to come; otherwise its gate is zero.
+        transitions: before each step's token there is one that holds the latest feedback, and is gated by it at once.
+        """
+        u_BTU = self.encoder(prev_action, prev_reward_BT)
+        rho_BTD = torch.tanh(self.regime(discounted(u_BTU, self.feedback_decay)))
+        action, reward_BT = clock.answers(prev_action, prev_reward_BT)
+        known, waiting = self.keys_values(self.encoder(action, reward_BT)), None
+        if pending and clock.wait > 1:
+            waiting = self.keys_values(self.encoder(action, torch.zeros_like(reward_BT)))
+        now = self.keys_values(u_BTU) if transitions else None
+
+        def gate(layer: int) -> LateGate:
+            later = None if waiting is None else waiting[layer]
+            if now is None:
+                return LateGate(known[layer], later, None, clock.wait)
+            own, fresh = now[layer], _alternating(now[layer], torch.zeros_like(known[layer]))
+            pending_B2TD = None if later is None else _alternating(own, later)
+            return LateGate(_alternating(own, known[layer]), pending_B2TD, fresh, clock.wait)
+
+        rho = rho_BTD.repeat_interleave(2, 1) if transitions else rho_BTD
+        return Gates(rho, tuple(gate(layer) for layer in range(self.num_layers)))
+
     def step(self, ubar_BU: Tensor, prev_action_B: Tensor, prev_reward_B: Tensor) -> tuple[Gates, Tensor]:
         u_BU = self.encoder(prev_action_B, prev_reward_B)
         ubar_BU = self.feedback_decay * ubar_BU + (1 - self.feedback_decay) * u_BU
         return self.read(u_BU, ubar_BU), ubar_BU
 
     def read(self, u: Tensor, ubar: Tensor) -> Gates:
-        g = torch.tanh(self.token(u)).chunk(self.num_layers, dim=-1)
-        return Gates(rho=torch.tanh(self.regime(ubar)), g=g)
+        return Gates(rho=torch.tanh(self.regime(ubar)), g=self.keys_values(u))
+
+    def keys_values(self, u: Tensor) -> tuple[Tensor, ...]:
+        """Return the gate (..., D) of keys and values in each layer."""
+        return torch.tanh(self.token(u)).chunk(self.num_layers, dim=-1)
 
 
 def _readout(d_in: int, d_out: int, *, exists: bool) -> nn.Linear | ZeroMap:
@@ -118,6 +187,11 @@ def _readout(d_in: int, d_out: int, *, exists: bool) -> nn.Linear | ZeroMap:
     readout = nn.Linear(d_in, d_out, bias=False)
     nn.init.zeros_(readout.weight)
     return readout
+
+
+def _alternating(first_BTD: Tensor, second_BTD: Tensor) -> Tensor:
+    """(B, 2T, D): the two of each step, one after the other."""
+    return torch.stack([first_BTD, second_BTD], dim=2).flatten(1, 2)
 
 
 def discounted(u_BTU: Tensor, decay: float) -> Tensor:

@@ -141,7 +141,7 @@ def look_inside(policy: Policy, trajectory: Trajectory) -> tuple[Tensor, dict[st
     trace = policy.trace(policy.spec.clock.batch(trajectory))
     if trace.gates is None:
         return trace.attention_LBHTT.mean(2), None
-    g_BLT = torch.stack([g_BTD.norm(dim=-1) for g_BTD in trace.gates.g], dim=1)
+    g_BLT = trace.gates.known_LBTD.norm(dim=-1).transpose(0, 1)
     return trace.attention_LBHTT.mean(2), {"rho": trace.gates.rho.norm(dim=-1), "g": g_BLT}
 
 

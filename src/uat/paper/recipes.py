@@ -1,4 +1,5 @@
-"""The paper's hyperparameters as recipes of the four domains, and what its other methods need beside them."""
+"""The paper's hyperparameters as recipes of its four domains, similar settings for `rule`, which the paper lacks, and
+what other methods need beside them."""
 
 from __future__ import annotations
 
@@ -33,6 +34,13 @@ BACKBONE: dict[str, Settings] = {
         "method.d_ff": 128,
         "method.dropout": 0.1,
     },
+    "rule": {
+        "method.d_model": 64,
+        "method.num_heads": 4,
+        "method.num_layers": 3,
+        "method.d_ff": 128,
+        "method.dropout": 0.0,  # every batch is new, so that there is nothing to overfit
+    },
 }
 """The paper's table of hyperparameters, its shared rows: the same backbone for every Transformer of a domain."""
 
@@ -53,6 +61,13 @@ TRAINING: dict[str, Settings] = {
         "train.epochs": 22_500,
         "train.patience": 2700,
         "train.validate_every": 45,
+    },
+    "rule": {  # methods stay at chance for thousands of updates before they rise, so that no patience cuts them off
+        "train.batch_size": 256,
+        "train.lr": 1e-3,
+        "train.epochs": 8000,
+        "train.patience": 8000,
+        "train.validate_every": 50,
     },
 }
 """Rows of that table on training."""
@@ -91,6 +106,13 @@ PAIRS: dict[tuple[str, str], Settings] = {
         "method.d_action": 8,
         "method.d_hidden": 32,
         "method.feedback_decay": 0.95,
+        "train.utility_lr": 2e-2,
+    },
+    ("rule", "uat"): {
+        "method.d_utility": 16,
+        "method.d_action": 8,
+        "method.d_hidden": 32,
+        "method.decay": 0.7,
         "train.utility_lr": 2e-2,
     },
 }
@@ -182,6 +204,28 @@ PRESET: dict[tuple[str, str], Settings] = {
         "method.dropout": 0.0,
     },
     ("movielens", "paper"): {"train.precision": "tf32"},
+    ("rule", "smoke"): {
+        "train.epochs": 4,
+        "train.batch_size": 16,
+        "train.validate_every": 2,
+        "train.validation_episodes": 16,
+        "evaluation.episodes": 16,
+        "method.d_model": 16,
+        "method.num_heads": 2,
+        "method.num_layers": 2,
+        "method.d_ff": 32,
+    },
+    ("rule", "quick"): {
+        "domain.d_obs": 2,
+        "domain.horizon": 20,
+        "train.epochs": 500,
+        "train.batch_size": 128,
+        "train.lr": 2e-3,
+        "train.validation_episodes": 256,
+        "evaluation.episodes": 1024,
+        "method.num_layers": 2,
+    },
+    ("rule", "paper"): {"train.precision": "tf32"},
 }
 """Presets: smoke runs in seconds, quick shows the effect in minutes on two cores."""
 

@@ -19,11 +19,11 @@ from uat.data.markets import prepared
 from uat.data.markets.synthetic import Size, generate
 from uat.metrics import Metric, Score
 from uat.paper.report.__main__ import main as plain_main
-from uat.paper.report.figures import draw_gate, reach
+from uat.paper.report.figures import MissingError, draw_curves, draw_gate, reach
 from uat.paper.report.rows import Number, Rows, chosen_data, of_data, of_one_device, split_data
 from uat.paper.report.score_tables import metrics_of, pairs_table, rivals_table, score_table, signed
 from uat.paper.report.study_tables import (
-    boundary_table,
+    boundary_tables,
     efficiency_table,
     gate_table,
     kinetics_table,
@@ -85,6 +85,15 @@ def test_a_table_shows_ours_the_published_number_and_the_difference() -> None:
     assert table.rows[2][1] == Entry("0.900", 0)  # a reference is not in the race
 
 
+def test_a_domain_without_published_numbers_says_so() -> None:
+    about = {"domain": "rule", "task": "flip"}
+    rows = rows_of(score("uat", 0.8, **about), score("uat", 0.7, metric="post_flip_accuracy", **about))
+    table = score_table(rows, "rule", ACCURACY, ["uat"], name="x", title="X")
+    assert table.head == ["method", "flip ours", "seeds"]
+    assert table.note.endswith("there are no published numbers.")
+    assert "post_flip_accuracy" in [metric.name for metric in metrics_of(rows, "rule")]  # of a task, not the default
+
+
 def test_the_gap_is_closed_from_vanilla_to_the_filter_on_the_same_seeds() -> None:
     key = ("darkroom", "gradual", "default", "uat", "accuracy")
     assert rows_of(*TWO_SEEDS).gap(key) == pytest.approx((0.85 - 0.4) / (0.9 - 0.4))
@@ -107,12 +116,49 @@ def test_rows_of_other_settings_stay_out_of_the_main_table_and_stand_in_their_ow
     rows = rows_of(*TWO_SEEDS, noisy, score("vanilla", 0.2, setting="feedback.noise=2.0"))
     table = score_table(rows, "darkroom", ACCURACY, ["uat"], name="x", title="X")
     assert table.rows[0][1] == Entry("0.850 ± 0.071", 0)
-    boundary = boundary_table(rows, "darkroom")
-    assert boundary is not None
+    [boundary, *_] = boundary_tables(rows, "darkroom")
     assert [row[:4] for row in boundary.rows] == [
         ["clean", "0.850 ± 0.071", "0.400 ± 0.141", "+0.450"],
         ["σ = 2", "0.100", "0.200", "−0.100"],
     ]
+
+
+NOISY = {"setting": "feedback.noise=1.0"}
+
+
+def test_each_kind_of_feedback_stands_beside_its_own_filter() -> None:
+    noisy = [score(name, x, **NOISY) for name, x in (("uat", 0.6), ("adt", 0.5), ("vanilla", 0.4), ("ceiling", 0.8))]
+    scores, shares = boundary_tables(rows_of(*TWO_SEEDS, *noisy), "darkroom")
+    assert scores.head == ["feedback", "uat", "adt", "vanilla", "difference", "published difference", "Bayes filter"]
+    assert [row[-1] for row in scores.rows] == ["0.900", "0.800"]
+    assert scores.rows[1][1:5] == ["0.600", "0.500", "0.400", "+0.200"]
+    assert shares.head == ["feedback", "uat", "adt"]
+    assert shares.rows == [["clean", "90.0%", ""], ["σ = 1", "50.0%", "25.0%"]]
+
+
+def test_learning_curves_are_drawn_from_rows() -> None:
+    pytest.importorskip("matplotlib")
+    about = {"domain": "darkroom", "task": "gradual", "method": "uat", "metric": "accuracy", "run": "a", **NOISY}
+    curves = [{**about, "seed": seed, "points": [[10, 0.2], [20, 0.5 + seed / 10]]} for seed in (0, 1)]
+    rows = rows_of(score("uat", 0.6, **NOISY), score("ceiling", 0.8, **NOISY), curves=curves)
+    [axis] = draw_curves(rows).axes
+    assert [list(line.get_ydata()) for line in axis.lines[:2]] == [[0.2, 0.5], [0.2, 0.6]]
+    assert list(axis.lines[0].get_xdata()) == [10, 20]
+    assert axis.get_legend_handles_labels()[1] == ["uat", "Bayes filter, test episodes"]
+    with pytest.raises(MissingError):
+        draw_curves(rows_of(*TWO_SEEDS))
+
+
+def test_a_task_that_the_paper_does_not_have_stands_beside_its_own() -> None:
+    published = [{"domain": "sepsis", "task": "regimes", "method": "uat", "metric": "accuracy", "mean": 0.808}]
+    own = [score("uat", x, domain="sepsis", task=task) for task, x in (("regimes", 0.8), ("aligned", 0.7))]
+    rows = dataclasses.replace(rows_of(*own), published=published)
+    table = score_table(rows, "sepsis", ACCURACY, ["uat"], name="x", title="X")
+    assert table.head == ["method", "regimes ours", "regimes published", "regimes Δ", "aligned ours", "seeds"]
+    assert "No published number: aligned (ours, not in the paper)." in table.note
+    assert (
+        "No published number" not in score_table(rows_of(*own), "sepsis", ACCURACY, ["uat"], name="x", title="X").note
+    )
 
 
 def test_sensitivity_takes_the_default_from_the_recipes_rows() -> None:

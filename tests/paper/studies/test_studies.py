@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import torch
 import uat
 from tests.builders import call
 from uat.cli import main
+from uat.config import override
 from uat.domains import DOMAINS
 from uat.evaluation.comparison import Group, run_groups
 from uat.methods import METHODS
@@ -27,8 +29,9 @@ from uat.paper.studies import STUDIES, Reproduce, efficiency, executors, reprodu
 from uat.paper.studies.__main__ import main as plain_main
 from uat.paper.studies.cells import Filter, jobs
 from uat.paper.studies.files import Results, read
+from uat.paper.studies.grids import BOUNDARY
 from uat.paper.studies.probes import read_trace
-from uat.paper.studies.reproduce import cells_of, evaluations, pairs, references
+from uat.paper.studies.reproduce import cells_of, evaluations, measured, pairs, plan, references
 from uat.paper.studies.work import Note
 from uat.rows import EFFICIENCY, SCORES
 from uat.runs import Run
@@ -80,7 +83,8 @@ def test_sweeps_hold_the_values_of_the_paper_and_their_defaults_are_the_recipe()
 
 
 def test_cells_that_share_a_training_are_one_job_and_seeds_can_be_separate() -> None:
-    cells = STUDIES["main"].cells("smoke", [0, 1], Filter(domains=("sepsis",), methods=("vanilla", "tent", "cotta")))
+    chosen = Filter(domains=("sepsis",), tasks=("regimes",), methods=("vanilla", "tent", "cotta"))
+    cells = STUDIES["main"].cells("smoke", [0, 1], chosen)
     together, apart = jobs(cells, seeds_together=True), jobs(cells, seeds_together=False)
     assert [len(job.cells) for job in together] == [6]
     assert [len(job.cells) for job in apart] == [3, 3]
@@ -250,11 +254,87 @@ def test_a_failure_is_retried_immediately_with_the_flag(tmp_path: Path, monkeypa
     assert (summing.failed, summing.trained, len(attempts)) == ({}, 1, 2)
 
 
-def test_references_are_played_once_for_each_task(tmp_path: Path) -> None:
+def test_references_are_played_once_for_each_task_and_each_kind_of_feedback(tmp_path: Path) -> None:
     options = tiny(tmp_path, study="all", tasks=("cyclic", "gradual"), methods=("uat",))
     cells = cells_of(options)
-    assert len(cells) > 4
-    assert len(references(cells, set())) == 2
+    channels = {cell.config.feedback for cell in cells if not cell.config.feedback.is_true}
+    assert len(channels) == 8
+    assert len(cells) > 2 + len(channels)
+    assert len(references(cells, set())) == 2 + len(channels)
+
+
+def test_each_kind_of_feedback_has_a_ceiling_and_runs_have_learning_curves(tmp_path: Path) -> None:
+    """The filter's rows name the channel, and nothing is done twice."""
+    options = tiny(tmp_path, study="boundary", tasks=("gradual",), methods=("uat",))
+    assert reproduce(options).failed == {}
+    rows = [row for row in scores(tmp_path) if row["metric"] == "accuracy"]
+    channels = {cell.config.build_domain().setting for cell in cells_of(options)}
+    assert len(channels) == 9
+    assert {row["setting"] for row in rows if row["method"] == "ceiling"} == channels
+    intervals = Results(tmp_path).read("intervals")
+    assert {row["setting"] for row in intervals if row["method"] == "ceiling"} == channels
+    assert references(cells_of(options), measured(options.results)) == []
+    curves = Results(tmp_path).read("curves")
+    assert {row["run"] for row in curves} == {row["run"] for row in rows if row["run"]}
+    for row in curves:
+        assert [epoch for epoch, _ in row["points"]] == [1, 2]
+        assert row["metric"] == "accuracy"
+        assert all(0 <= value <= 1 for _, value in row["points"])
+    before = Results(tmp_path).file("curves", "darkroom").read_bytes()
+    assert reproduce(options).trained == 0
+    assert Results(tmp_path).file("curves", "darkroom").read_bytes() == before
+
+
+def test_references_can_be_scored_without_training(tmp_path: Path) -> None:
+    options = replace(tiny(tmp_path, methods=("uat",), references_only=True), set=(*TINY, "feedback.noise=3.0"))
+    [left] = plan(options)
+    assert (left["domain"], left["task"]) == ("darkroom", "cyclic")
+    done = reproduce(options)
+    assert (done.trained, done.failed) == (0, {})
+    assert {row["method"] for row in scores(tmp_path)} == {"ceiling", "expert", "random"}
+    assert {row["setting"] for row in scores(tmp_path)} == {left["setting"]}
+    assert "feedback.noise=3.0" in left["setting"]
+    assert plan(options) == []
+
+
+def test_methods_of_the_boundary_study_that_are_not_registered_are_left_out() -> None:
+    cells = STUDIES["boundary"].cells("paper", [0])
+    found = {cell.config.method_name for cell in cells if cell.config.feedback.noise == 1.0}
+    assert found == {name for name in BOUNDARY if name in METHODS} >= {"uat", "adt", "vanilla"}
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_metric_that_was_added_is_scored_without_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    """Score again where a run folder is left, and keep rows without one. References are scored again in any case."""
+    options = tiny(tmp_path, methods=("vanilla",))
+    reproduce(options)
+    whole = scores(options.folder)
+    if not kept:
+        shutil.rmtree(options.results.runs)
+    for file in [options.folder / "darkroom.jsonl", *options.results.runs.glob("*/scores.jsonl")]:
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows if row["metric"] != "return"))
+    monkeypatch.delattr(Epoch, "run")
+    done = reproduce(options)
+    assert (done.failed, done.done_before) == ({}, 0 if kept else 1)
+    found = scores(options.folder)
+    assert {row["method"] for row in found if row["metric"] == "return"} >= {"ceiling", "expert", "random"}
+    assert (found == whole) == kept
+
+
+def test_sepsis_is_studied_with_the_papers_labels_and_with_aligned_ones() -> None:
+    for study in ("main", "ablation", "diagnostics"):
+        cells = STUDIES[study].cells("paper", [0], Filter(domains=("sepsis",)))
+        by_task = {task: [c for c in cells if c.task == task] for task in ("regimes", "aligned")}
+        assert [len(own) for own in by_task.values()] == [len(cells) / 2] * 2
+        for papers, ours in zip(*by_task.values(), strict=True):
+            assert override(papers.config, {"domain.task": "aligned"}) == ours.config
+            assert papers.name.replace("-regimes-", "-aligned-") == ours.name
+            assert papers.identity != ours.identity
+    for study in ("mechanism", "sensitivity"):
+        assert {c.task for c in STUDIES[study].cells("paper", [0], Filter(domains=("sepsis",)))} == {"regimes"}
 
 
 def test_progress_is_reported_for_the_study_and_for_each_worker(tmp_path: Path, capsys: Captured) -> None:

@@ -27,6 +27,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "sepsis": {"domain.horizon": 20, "train.epochs": 1, "train.batch_size": 4, "train.validation_episodes": 4},
     "markets": {"domain.days": 150, "domain.horizon": 5, "train.epochs": 1, "train.batch_size": 4},
     "movielens": {"domain.users": 60, "domain.items": 300, "domain.horizon": 5, "train.epochs": 1},
+    "rule": {"domain.horizon": 5, "train.epochs": 1, "train.batch_size": 4, "train.validation_episodes": 4},
 }
 """Arguments that limit a real training to tenths of a second."""
 

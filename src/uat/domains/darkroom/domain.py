@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from uat.channel import FeedbackConfig
 from uat.contracts import Agent
 from uat.domains.chance import UniformAgent
+from uat.domains.darkroom.channel_filter import ChannelFilter, covers
 from uat.domains.darkroom.filter import DarkRoomFilter
 from uat.domains.darkroom.world import MANY_WORLDS, DarkRoomConfig, DarkRoomSimulator, Grid
 from uat.domains.domain import Domain, Split
@@ -63,6 +65,10 @@ class DarkRoom(Domain):
 
     def references(self) -> dict[str, Agent[Any]]:
         return {"ceiling": DarkRoomFilter(self.config), "random": UniformAgent(self.spec)}
+
+    def references_under(self, feedback: FeedbackConfig) -> dict[str, Agent[Any]]:
+        """Return the filter that knows the channel, except for channels without an exact one."""
+        return {"ceiling": ChannelFilter(self.config, feedback)} if covers(self.config, feedback) else {}
 
     def _efficiency(self, position_BT: Tensor, goal_BT: Tensor, valid_BT: Tensor) -> Tensor:
         """(B,) length of the shortest path over the number of moves until the agent first is on the current goal.

@@ -8,10 +8,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from uat.channel import FeedbackConfig
 from uat.contracts import Reader
 from uat.domains.domain import Domain, Split
 from uat.domains.movielens.episodes import Episodes, MovieLensConfig, windows_of
-from uat.domains.movielens.references import Believer, every_item, every_regime, filtered, true_regime
+from uat.domains.movielens.references import (
+    Belief,
+    Believer,
+    every_item,
+    every_regime,
+    filtered,
+    informed,
+    true_regime,
+)
 from uat.domains.movielens.regime import Catalogue, RegimeLaw
 from uat.episode import Trajectory
 from uat.metrics import Metric
@@ -33,7 +42,7 @@ class MovieLens(Domain):
     )
 
     def __init__(self, config: MovieLensConfig) -> None:
-        self.config, self.log = config, config.log()
+        self.config, self.log, self.law = config, config.log(), RegimeLaw()
         self.spec = config.spec(self.log.num_items)
         self.task = "movielens"
         self.setting = config.setting
@@ -60,12 +69,19 @@ class MovieLens(Domain):
     def references(self) -> dict[str, Reader]:
         """Return the references. The ceiling is exact, since actions reveal nothing; "no-feedback" is the ceiling
         without feedback."""
-        law = RegimeLaw()
-        catalogue = Catalogue.of(torch.from_numpy(self.log.group_I), law.num_groups)
-        beliefs = {
-            "ceiling": filtered(law, self.config.delay),
-            "no-feedback": every_regime,
-            "expert": true_regime,
-            "random": every_item,
-        }
+        return self._believers(
+            {
+                "ceiling": filtered(self.law, self.config.delay),
+                "no-feedback": every_regime,
+                "expert": true_regime,
+                "random": every_item,
+            }
+        )
+
+    def references_under(self, feedback: FeedbackConfig) -> dict[str, Reader]:
+        """Return the filters that know the channel; none for shuffled rewards in long episodes."""
+        return self._believers(informed(self.law, self.config.delay, self.config.horizon, feedback))
+
+    def _believers(self, beliefs: dict[str, Belief]) -> dict[str, Reader]:
+        catalogue = Catalogue.of(torch.from_numpy(self.log.group_I), self.law.num_groups)
         return {name: Believer(catalogue, belief) for name, belief in beliefs.items()}

@@ -147,7 +147,7 @@ class Episodes(Recording):
             terminated=terminated_BT,
             target=noise["target"],
             valid=torch.ones_like(terminated_BT),
-            facts={"regime": noise["regime"]},
+            facts={"regime": noise["regime"], "rating": rating_BT},
         )
 
     def judged(self, trajectory: Trajectory, noise: Noise, answers: Answers) -> Trajectory:

@@ -2,7 +2,8 @@
 
 A reward shows only whether its item is of the regime's group; the rating itself comes from the log. The belief is a
 table over (group, steps that the segment has lasted): each step moves it by the true distribution of lengths and drops
-the groups that contradict the reward. Actions change nothing here, so the filter is an upper bound for every policy.
+the groups that contradict the reward, or weighs them by its likelihood if the reward is noisy. Actions change nothing
+here, so the filter is an upper bound for every policy.
 
 Axes: B episodes, T time, G groups, S steps that the segment has lasted.
 """
@@ -16,16 +17,23 @@ from uat.domains.movielens.regime import RegimeLaw
 
 
 def posterior(law: RegimeLaw, group_BT: Tensor, reward_BT: Tensor, delay: int) -> Tensor:
-    """(B, T, G) probability of each regime at t, given the items until t and the rewards until t - delay."""
+    """(B, T, G) probability of each regime at t, given the items until t and the true rewards until t - delay."""
+    own_BTG = torch.arange(law.num_groups, device=group_BT.device) == group_BT[..., None]
+    return posterior_of(law, own_BTG == (reward_BT > 0)[..., None], delay)
+
+
+def posterior_of(law: RegimeLaw, likelihood_BTG: Tensor, delay: int) -> Tensor:
+    """(B, T, G) probability of each regime at t, given the likelihoods of what was received for the steps until
+    t - delay; those of later steps are not read."""
     if delay < 0:
         raise ValueError(f"delay={delay} must not be negative")
-    hazard_S = law.hazard(group_BT.device)
-    belief_BGS = _start(law, len(group_BT), hazard_S)
+    hazard_S = law.hazard(likelihood_BTG.device)
+    belief_BGS = _start(law, len(likelihood_BTG), hazard_S)
     before, beliefs = [belief_BGS], []  # belief about step s before its reward, which arrives later
-    for t in range(group_BT.shape[1]):
+    for t in range(likelihood_BTG.shape[1]):
         known = t - delay
         if known >= 0:
-            belief_BGS = _after_reward(before[known], group_BT[:, known], reward_BT[:, known])
+            belief_BGS = _after_reward(before[known], likelihood_BTG[:, known])
             before.append(_moved(belief_BGS, hazard_S))
             steps = delay
         else:
@@ -43,11 +51,9 @@ def _start(law: RegimeLaw, streams: int, hazard_S: Tensor) -> Tensor:
     return belief_BGS
 
 
-def _after_reward(belief_BGS: Tensor, group_B: Tensor, reward_B: Tensor) -> Tensor:
-    """Remove the regimes that contradict the reward."""
-    own_BG = torch.arange(belief_BGS.shape[1], device=group_B.device) == group_B[:, None]
-    fits_BG = own_BG == (reward_B > 0)[:, None]
-    belief_BGS = belief_BGS * fits_BG[:, :, None]
+def _after_reward(belief_BGS: Tensor, likelihood_BG: Tensor) -> Tensor:
+    """Weigh the regimes by the likelihood of the reward; a true reward removes those that contradict it."""
+    belief_BGS = belief_BGS * likelihood_BG[:, :, None]
     return belief_BGS / belief_BGS.sum((1, 2), keepdim=True)
 
 

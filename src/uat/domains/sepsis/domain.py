@@ -16,6 +16,7 @@ from uat.domains.chance import UniformAgent
 from uat.domains.domain import Domain, Split
 from uat.domains.sepsis.cohort import prepare
 from uat.domains.sepsis.filter import HazardFilter, SegmentFilter
+from uat.domains.sepsis.planner import Planner
 from uat.domains.sepsis.treatment import REGIMES
 from uat.domains.sepsis.world import SepsisConfig, SepsisSimulator
 from uat.episode import Trajectory
@@ -32,20 +33,22 @@ class Sepsis(Domain):
     """Treatment of a patient whose response depends on a hidden regime that changes a few times per episode."""
 
     name = "sepsis"
-    train_tasks = ("regimes",)
+    train_tasks = ("regimes", "aligned")
     metrics = (
         Metric(name="accuracy", label="Accuracy"),
         Metric(name="post_shift_accuracy", label="Post-shift accuracy"),
         *(Metric(name=f"{regime}_accuracy", label=f"Accuracy, {regime}", partial=True) for regime in REGIMES),
         Metric(name="recovery_rate", label="Recovery rate"),
         Metric(name="death_rate", label="Death rate", higher_is_better=False),
+        Metric(name="return", label="Return"),
     )
 
     def __init__(self, config: SepsisConfig) -> None:
         self.config = config
         self.spec = config.spec
-        self.task = "regimes"
+        self.task = config.task
         changed = changed_fields(config)
+        changed.pop("task", None)
         if config.cohort is not None:
             changed["cohort"] = Path(config.cohort).stem  # the file name without the folder
         self.setting = ",".join(f"{name}={value}" for name, value in changed.items()) or "default"
@@ -72,16 +75,18 @@ class Sepsis(Domain):
             **by_regime,
             "recovery_rate": (reward_BT > BONUS).any(1).float(),
             "death_rate": (reward_BT < -BONUS).any(1).float(),
+            "return": torch.where(valid_BT, trajectory.reward, 0.0).sum(1),
         }
 
     def references(self) -> dict[str, Agent[Any]]:
         """Return the references. The ceiling knows the distribution of segment lengths; "constant-hazard" knows only
-        the mean number of segments."""
+        the mean number of segments; "planner" sees the regime, as the expert does, and maximises the effect."""
         c = self.config
         mean_segments = (c.min_segments + c.max_segments) / 2
         return {
             "ceiling": SegmentFilter(c),
             "constant-hazard": HazardFilter(c, hazard=mean_segments / c.horizon),
+            "planner": Planner(c),
             "random": UniformAgent(self.spec),
         }
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from uat.contracts import Simulator, Transition
 from uat.domains.sepsis.cohort import NUM_COMPONENTS, Cohort
 from uat.domains.sepsis.schedule import SegmentLaw
-from uat.domains.sepsis.treatment import ACTIONS, EXPERT, LACTATE, SOFA, Physiology, to_state, to_z
+from uat.domains.sepsis.treatment import ACTIONS, EFFECTS, EXPERT, LACTATE, SOFA, Physiology, Task, to_state, to_z
 from uat.episode import Noise
 from uat.noise import integers, uniform
 from uat.settings import Amount, Between, Scale, Steps, check_fields
@@ -30,8 +30,14 @@ DEATH_CHANCE, DEATH_SOFA, DEATH_LACTATE = 0.01, 0.85, 0.7
 RECOVERY_CHANCE, RECOVERY_LEVEL = 0.02, 0.3
 
 
+RESISTANCE = 0.8
+"""Default of the setting; the task `aligned` has none, and accepts no other value."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SepsisConfig:
+    task: Task = "regimes"
+    """Effects of treatment: in regimes the paper's label is not always the best action, in aligned it always is."""
     cohort: str | None = None
     """Path of a gym-sepsis file sepsis_starting_states.npz of yours; unset: the embedded synthetic cohort."""
     horizon: Steps = 90
@@ -50,8 +56,8 @@ class SepsisConfig:
     """Standard deviation of the noise on each coordinate of the state, per step."""
     obs_noise: Amount = 0.1
     """Standard deviation of the noise on each observed component, in z-scores."""
-    resistance: Annotated[float, Between(0, 1, without_low=True)] = 0.8
-    """Factor on a benefit for every repeat of a treatment past the third."""
+    resistance: Annotated[float, Between(0, 1, without_low=True)] = RESISTANCE
+    """Factor on a benefit for every repeat of a treatment past the third; the task aligned has no such loss."""
     reward_scale: Scale = 80.0
     """Factor on the rewards that policies see."""
 
@@ -63,6 +69,11 @@ class SepsisConfig:
             raise ValueError(
                 f"horizon={self.horizon} is too short for max_segments={self.max_segments} segments "
                 f"of min_length={self.min_length}"
+            )
+        if self.resistance != RESISTANCE and not EFFECTS[self.task].wear_off:
+            raise ValueError(
+                f"resistance={self.resistance} has no effect in task={self.task!r}, where benefits do not wear off: "
+                "remove it, or choose task='regimes'"
             )
 
     @property
@@ -84,8 +95,13 @@ class SepsisConfig:
             evenness=self.evenness,
         )
 
+    @property
+    def remaining_benefit(self) -> float:
+        """Factor on a benefit for every repeat past the free ones: 1 if the task's benefits do not wear off."""
+        return self.resistance if EFFECTS[self.task].wear_off else 1.0
+
     def physiology(self, dtype: torch.dtype) -> Physiology:
-        return Physiology.of(self.response, self.resistance, dtype)
+        return Physiology.of(self.task, self.response, self.remaining_benefit, dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ def treat(simulator: SepsisSimulator, world: World, action_B: Tensor) -> Treated
         world.still_BO, start_BF, physiology.effect_RA, physiology.direction_3, physiology.reversion_3,
         simulator.moving_3O, simulator.dynamic, *treated, streams,
         regime_B.stride(0), shock_B3.stride(0), fate_B.stride(0), blur_BO.stride(0),
-        LOG_RESISTANCE=math.log(simulator.config.resistance), FREE=FREE_REPEATS,
+        LOG_RESISTANCE=math.log(simulator.config.remaining_benefit), FREE=FREE_REPEATS,
         **{name: getattr(equations, name) for name in CONSTANTS}, A=physiology.effect_RA.shape[1],
         WIDTH=components, ROOM=triton.next_power_of_2(components), F=columns, F_ROOM=triton.next_power_of_2(columns),
         BLOCK=BLOCK, num_warps=2,

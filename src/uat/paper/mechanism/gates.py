@@ -51,7 +51,7 @@ def gate_norms(policy: Policy, batch: Batch) -> GateNorms:
     if utility is None:
         raise ValueError(f"{type(policy).__name__} has no gates")
     gates = utility(batch.prev_action, batch.prev_reward)
-    g_LBT = torch.stack(gates.g).norm(dim=-1)
+    g_LBT = gates.known_LBTD.norm(dim=-1)
     return GateNorms(rho_BT=gates.rho.norm(dim=-1).double().cpu().numpy(), g_LBT=g_LBT.double().cpu().numpy())
 
 

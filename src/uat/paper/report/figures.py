@@ -18,10 +18,10 @@ from uat.evaluation.scores import CEILING
 from uat.methods import METHODS
 from uat.paper.report.rows import Number, Rows
 from uat.paper.report.score_tables import headline_metrics, measured_methods, metrics_of, signed
-from uat.paper.report.study_tables import LABELS, sweep_points
+from uat.paper.report.study_tables import LABELS, boundary_levels, boundary_sweeps, is_shown, sweep_curves, sweep_points
 from uat.paper.report.traces import gate_rows, kinetics_of
 from uat.paper.studies.cells import Filter, Sweep
-from uat.paper.studies.grids import DELAYS, REWARDS, STUDIES, TIMED, WRONG
+from uat.paper.studies.grids import BOUNDARY, STUDIES, TIMED
 from uat.recipes import recipe
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -39,7 +39,7 @@ STYLE = {
     "figure.dpi": 100,
 }
 BEST, TWIN = "uat", "vanilla"
-"""The two methods that boundary curves compare."""
+"""The two methods whose difference is written at each kind of feedback."""
 
 
 class MissingError(ValueError):
@@ -82,18 +82,19 @@ def _letter(axes: Sequence[Any], titles: Sequence[str]) -> None:
 
 def draw_boundary(rows: Rows) -> Any:
     """Left, the dark room with increasing corruption of rewards; right, recommendation with increasing delay."""
-    panels = {"darkroom": list(REWARDS), "movielens": [*DELAYS, *WRONG]}
-    by_domain = {domain: _levels(rows, domain, labels) for domain, labels in panels.items()}
-    by_domain = {domain: levels for domain, levels in by_domain.items() if levels}
+    by_domain = {d: boundary_levels(rows, d, metrics_of(rows, d)[0].name) for d in ("darkroom", "movielens")}
+    by_domain = {domain: levels for domain, levels in by_domain.items() if len(levels) > 1}
     if not by_domain:
         raise MissingError("uat reproduce boundary")
     figure = new_figure(4.2 * len(by_domain) + 1, 3.2)
     axes = figure.subplots(1, len(by_domain), squeeze=False)[0]
     for axis, (domain, levels) in zip(axes, by_domain.items(), strict=True):
         at = np.arange(len(levels))
-        fading = np.array([label != "inverted" for label, _ in levels])  # inverted rewards are fully informative
-        for method in (TWIN, BEST):
-            points = [numbers[method] for _, numbers in levels]
+        fading = np.array([label != "inverted" for label in levels])  # inverted rewards are fully informative
+        for method in reversed(BOUNDARY):
+            points = [numbers.get(method) for numbers in levels.values()]
+            if not any(points):
+                continue
             mean = np.array([np.nan if x is None else x.mean for x in points])
             std = np.array([0.0 if x is None or x.std is None else x.std for x in points])
             style = style_of(method)
@@ -104,16 +105,18 @@ def draw_boundary(rows: Rows) -> Any:
             axis.errorbar(
                 at[~fading], mean[~fading], yerr=std[~fading], color=style["color"], capsize=3, linestyle="none"
             )
-        ceiling = np.array([np.nan if (x := numbers[CEILING]) is None else x.mean for _, numbers in levels])
+        ceiling = np.array([np.nan if (x := numbers[CEILING]) is None else x.mean for numbers in levels.values()])
         if np.isfinite(ceiling).any():
-            axis.plot(at, ceiling, color=COLOURS[2], linestyle=":", marker="_", markersize=12, label="Bayes filter")
-        for x, top, (_, numbers) in zip(at, ceiling, levels, strict=True):
+            style = {"color": "#000000", "linestyle": ":", "marker": "_", "markersize": 12}
+            for part, label in ((fading, "Bayes filter"), (~fading, None)):
+                axis.plot(at[part], ceiling[part], label=label, **style)
+        for x, top, numbers in zip(at, ceiling, levels.values(), strict=True):
             means = [number.mean for method in (TWIN, BEST) if (number := numbers[method]) is not None]
             if len(means) == 2:
                 text = signed(means[1] - means[0], 2 if abs(means[1] - means[0]) >= 0.1 else 3)
                 above = top if 0 <= top - max(means) < 0.02 else max(means)  # avoid the filter's marker
                 axis.annotate(text, (x, above), (0, 7), textcoords="offset points", ha="center", fontsize=7)
-        axis.set_xticks(at, [label for label, _ in levels], rotation=35, ha="right")
+        axis.set_xticks(at, list(levels), rotation=35, ha="right")
         axis.set_ylabel(metrics_of(rows, domain)[0].label)
         axis.margins(y=0.15)
         axis.legend(loc="best", fontsize=8)
@@ -121,16 +124,38 @@ def draw_boundary(rows: Rows) -> Any:
     return figure
 
 
-def _levels(rows: Rows, domain: str, labels: Sequence[str]) -> list[tuple[str, dict[str, Number | None]]]:
-    """The levels of feedback that have been measured for at least one of the two methods."""
-    sweeps = {s.label: s for s in STUDIES["boundary"].sweeps if s.domain == domain and s.label and not s.missing()}
-    levels = []
-    for label in (label for label in labels if label in sweeps):
-        metric = metrics_of(rows, domain)[0].name
-        numbers = {name: sweep_points(rows, sweeps[label], name, metric) for name in (TWIN, BEST, CEILING)}
-        if numbers[TWIN] or numbers[BEST]:
-            levels.append((label, numbers))
-    return levels if len(levels) > 1 else []
+SHOWN_CURVES = {"clean": "true rewards", "σ = 1": "reward noise σ = 1"}
+"""Kinds of feedback with learning curves in the report, with their titles."""
+
+
+def draw_curves(rows: Rows) -> Any:
+    """Accuracy on validation episodes against updates in the dark room, with true and with noisy rewards."""
+    sweeps = {sweep.label: sweep for sweep in boundary_sweeps("darkroom")}
+    panels: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for label in SHOWN_CURVES:
+        by_method = {method: sweep_curves(rows, sweeps[label], method) for method in BOUNDARY if is_shown(method)}
+        if by_method := {method: curves for method, curves in by_method.items() if curves}:
+            panels[label] = by_method
+    if "σ = 1" not in panels:
+        raise MissingError("uat reproduce boundary --domains darkroom")
+    figure = new_figure(4.2 * len(panels) + 1, 3.2)
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    metric = metrics_of(rows, "darkroom")[0]
+    for axis, (label, by_method) in zip(axes, panels.items(), strict=True):
+        for method in reversed(by_method):
+            style = {**style_of(method), "marker": ""}
+            for index, curve in enumerate(by_method[method]):
+                name = method if index == 0 else None
+                epochs, values = zip(*curve["points"], strict=True)
+                axis.plot(epochs, values, linewidth=1, alpha=0.8, label=name, **style)
+        ceiling = sweep_points(rows, sweeps[label], CEILING, metric.name)
+        if ceiling is not None:
+            axis.axhline(ceiling.mean, color="#000000", linestyle=":", label="Bayes filter, test episodes")
+        axis.set_xlabel("updates")
+        axis.set_ylabel(f"{metric.label}, validation")
+        axis.legend(loc="best", fontsize=7)
+    _letter(axes, [SHOWN_CURVES[label] for label in panels])
+    return figure
 
 
 # ---------------------------------------------------------------- mechanism
@@ -337,7 +362,7 @@ def _starting(rows: Rows, domain: str, start: str) -> list[str]:
 def _bars(rows: Rows, domain: str, names: Sequence[str]) -> dict[str, dict[str, Number]]:
     """Label -> method -> number, with methods in ascending order of the first label. Each task has its own label."""
     labels = {metric.name: metric.label or metric.name for metric in metrics_of(rows, domain)}
-    methods = [m for m in measured_methods(rows, domain, lambda m: not METHODS[m].changes) if m in METHODS]
+    methods = [m for m in measured_methods(rows, domain, lambda m: not METHODS[m].ablation) if m in METHODS]
     by_label: dict[str, dict[str, Number]] = {}
     for name in names:
         for task in DOMAINS[domain].tasks:
@@ -434,7 +459,7 @@ def reach(numbers: Sequence[Number | None]) -> list[list[float]]:
 
 
 def _is_main_method(method: str) -> bool:
-    return not METHODS[method].changes
+    return not METHODS[method].ablation
 
 
 DRAWINGS: tuple[Drawing, ...] = (
@@ -443,15 +468,21 @@ DRAWINGS: tuple[Drawing, ...] = (
         title="Main results",
         caption="First metric of each domain. Points: our results with the 95 % interval over seeds and episodes (or "
         "the standard deviation over seeds, if values per episode were not kept). Short bars: published numbers. "
-        "Lines: the Bayes filter, and on markets the equal-weight portfolio.",
+        "Lines: the Bayes filter, on markets the equal-weight portfolio, and on rule the Hebbian rule.",
         draw=draw_main,
     ),
     Drawing(
         name="boundary",
         title="Boundary analysis",
-        caption="UAT and Vanilla, trained with feedback that is noisy, absent, false or late. Bands: standard "
-        "deviation over seeds; numbers: UAT − Vanilla. The filter sees the true feedback.",
+        caption="Methods trained with feedback that is noisy, absent, false or late. Bands: standard deviation over "
+        "seeds; numbers: UAT − Vanilla. The filter receives the same feedback and knows how it is corrupted.",
         draw=draw_boundary,
+    ),
+    Drawing(
+        name="curves",
+        title="Learning under noise",
+        caption="DarkRoom (gradual): accuracy on validation episodes during training, one line per seed.",
+        draw=draw_curves,
     ),
     Drawing(
         name="attention",

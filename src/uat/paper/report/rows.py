@@ -56,6 +56,7 @@ class Rows:
     scores: list[dict[str, Any]]
     intervals: list[dict[str, Any]] = field(default_factory=list)
     pairs: list[dict[str, Any]] = field(default_factory=list)
+    curves: list[dict[str, Any]] = field(default_factory=list)
     timings: list[dict[str, Any]] = field(default_factory=list)
     published: list[dict[str, Any]] = field(default_factory=list)
     folder: Path | None = None
@@ -82,6 +83,7 @@ class Rows:
             scores=of_data(scores, data),
             intervals=of_data(intervals, data),
             pairs=of_data(results.read("pairs"), data),
+            curves=of_data(results.read("curves"), data),
             timings=of_one_device(results.timings()),
             published=published(),
             folder=folder,
@@ -165,6 +167,10 @@ class Rows:
     def published_number(self, key: Key) -> tuple[float, float | None] | None:
         """Mean and standard deviation in the paper's tables."""
         return self.published_by_key.get(key)
+
+    def has_published(self, domain: str, task: str) -> bool:
+        """Whether the paper has numbers of this task."""
+        return any((row["domain"], row["task"]) == (domain, task) for row in self.published)
 
     @cached_property
     def published_by_key(self) -> dict[Key, tuple[float, float | None]]:

@@ -14,7 +14,7 @@ from uat.paper.report.score_tables import OURS, headline_metrics, metrics_of, nu
 from uat.paper.report.tables import Entry, Table
 from uat.paper.report.traces import gate_rows, kinetics_of
 from uat.paper.studies.cells import Sweep, build_cell
-from uat.paper.studies.grids import STUDIES, TIMED
+from uat.paper.studies.grids import BOUNDARY, STUDIES, TIMED
 
 LABELS = {
     "parameters": "parameters",
@@ -24,6 +24,8 @@ LABELS = {
     "training_peak_mib": "peak MiB in training",
     "acting_peak_mib": "peak MiB in acting",
 }
+LEAST_GAP = 0.02
+"""Gap between Vanilla and the filter above which its share is meaningful."""
 INSIDE = {"rho_norm": "‖ρ_T‖", "h_norm": "‖h_T‖"}
 
 
@@ -31,35 +33,88 @@ def sweep_points(rows: Rows, sweep: Sweep, method: str, metric: str) -> Number |
     """A metric of one method or reference under a sweep's settings."""
     if sweep.missing():
         return None
+    task, setting = _place(rows, sweep, method)
+    return rows.number((sweep.domain, task, setting, method, metric))
+
+
+def sweep_curves(rows: Rows, sweep: Sweep, method: str) -> list[dict[str, Any]]:
+    """Learning curves of one method under a sweep's settings, one per seed."""
+    place = (sweep.domain, *_place(rows, sweep, method), method)
+    own = [row for row in rows.curves if (row["domain"], row["task"], row["setting"], row["method"]) == place]
+    own = [row for row in own if row["points"]]
+    return sorted(own, key=lambda row: row["seed"])
+
+
+def _place(rows: Rows, sweep: Sweep, method: str) -> tuple[str, str]:
+    """Task and setting of the rows of one method or reference under a sweep's settings."""
     task = (sweep.tasks or DOMAINS[sweep.domain].tasks)[0]
     cell = build_cell(sweep.domain, task, method if method in METHODS else "uat", rows.preset, 0, sweep.settings)
-    return rows.number((sweep.domain, task, setting_of(cell.config), method, metric))
+    return task, setting_of(cell.config)
 
 
-def boundary_table(rows: Rows, domain: str) -> Table | None:
-    """UAT and Vanilla under each kind of feedback, with our difference and the published one."""
-    sweeps = [s for s in STUDIES["boundary"].sweeps if s.domain == domain and s.label and not s.missing()]
-    if not sweeps:
-        return None
-    metric, body = metrics_of(rows, domain)[0], []
-    for sweep in sweeps:
-        uat, vanilla = (sweep_points(rows, sweep, method, metric.name) for method in ("uat", "vanilla"))
-        if uat is None and vanilla is None:
-            continue
+def boundary_levels(rows: Rows, domain: str, metric: str) -> dict[str, dict[str, Number | None]]:
+    """Label -> method or filter -> number, for each kind of feedback that was measured with at least one method."""
+    levels = {}
+    for sweep in boundary_sweeps(domain):
+        numbers = {name: sweep_points(rows, sweep, name, metric) for name in (*BOUNDARY, CEILING) if is_shown(name)}
+        if any(numbers[name] for name in numbers if name != CEILING):
+            levels[sweep.label] = numbers
+    return levels
+
+
+def boundary_sweeps(domain: str) -> list[Sweep]:
+    return [s for s in STUDIES["boundary"].sweeps if s.domain == domain and s.label and not s.missing()]
+
+
+def is_shown(name: str) -> bool:
+    """Whether the registry has the method, or the name is that of the filter."""
+    return name in METHODS or name == CEILING
+
+
+def boundary_tables(rows: Rows, domain: str) -> list[Table]:
+    """Every method and the filter under each kind of feedback, and the share of the gap that each method closes."""
+    metric = metrics_of(rows, domain)[0]
+    levels = boundary_levels(rows, domain, metric.name)
+    if len(levels) < 2:
+        return []  # clean feedback alone is already in the main table
+    sweeps = {sweep.label: sweep for sweep in boundary_sweeps(domain)}
+    methods = [name for name in BOUNDARY if any(numbers.get(name) for numbers in levels.values())]
+    scores, shares = [], []
+    for label, numbers in levels.items():
+        own = [number(numbers[name]) for name in methods]
+        uat, vanilla, ceiling = (numbers[name] for name in ("uat", "vanilla", CEILING))
         gap = None if uat is None or vanilla is None else uat.mean - vanilla.mean
-        ceiling = sweep_points(rows, sweep, CEILING, metric.name)
-        numbers = [number(uat), number(vanilla), signed(gap), signed(_published_gap(rows, sweep))]
-        body.append([sweep.label, *numbers, "" if ceiling is None else number(ceiling)])
-    if len(body) < 2:
-        return None  # clean feedback alone is already in the main table
-    return Table(
-        name=f"boundary-{domain}",
-        title=f"{domain}: {metric.label or metric.name} under degraded feedback",
-        note="Both methods are trained with each kind of feedback. The filter sees the true feedback, with the same "
-        "delay as the policies. " + OURS,
-        head=["feedback", "uat", "vanilla", "difference", "published difference", "Bayes filter"],
-        rows=[list(row) for row in body],
-    )
+        filtered = "" if ceiling is None else number(ceiling)
+        scores.append([label, *own, signed(gap), signed(_published_gap(rows, sweeps[label])), filtered])
+        closed = [None if (x := numbers[name]) is None else x.gap for name in methods if name != "vanilla"]
+        wide = vanilla is not None and ceiling is not None and ceiling.mean - vanilla.mean > LEAST_GAP
+        shares.append([label, *("" if x is None or not wide else _share(x) for x in closed)])
+    tables = [
+        Table(
+            name=f"boundary-{domain}",
+            title=f"{domain}: {metric.label or metric.name} under degraded feedback",
+            note="All methods are trained with each kind of feedback. The filter receives the same feedback as the "
+            "policies and knows how it is corrupted. Difference: uat − vanilla. " + OURS,
+            head=["feedback", *methods, "difference", "published difference", "Bayes filter"],
+            rows=scores,
+        )
+    ]
+    if any(any(share[1:]) for share in shares):
+        tables.append(
+            Table(
+                name=f"boundary-gap-{domain}",
+                title=f"{domain}: share of the gap between Vanilla and the filter under degraded feedback",
+                note=f"Empty if the gap is at most {LEAST_GAP}, or if Vanilla or the filter is missing.",
+                head=["feedback", *(name for name in methods if name != "vanilla")],
+                rows=[share for share in shares if any(share[1:])],
+            )
+        )
+    return tables
+
+
+def _share(value: float) -> str:
+    """Format a share as a percentage, without a sign if it rounds to zero."""
+    return f"{round(value, 3) + 0.0:.1%}".replace("-", "−")
 
 
 def _published_gap(rows: Rows, sweep: Sweep) -> float | None:

@@ -47,7 +47,7 @@ class Section:
 
 FIGURES_OF = {
     "main": ["main"],
-    "boundary": ["boundary"],
+    "boundary": ["boundary", "curves"],
     "mechanism": ["attention", "gate", "kinetics"],
     "sensitivity": ["sensitivity"],
     "diagnostics": ["diagnostics"],
@@ -96,8 +96,8 @@ def tables_of(rows: Rows, study: str) -> list[Table]:
     match study:
         case "main":
             for domain in DOMAINS:
-                result += score_tables.domain_tables(rows, domain, lambda m: not METHODS[m].changes, "main")
-                result.append(score_tables.rivals_table(rows, domain, lambda m: not METHODS[m].changes))
+                result += score_tables.domain_tables(rows, domain, lambda m: not METHODS[m].ablation, "main")
+                result.append(score_tables.rivals_table(rows, domain, lambda m: not METHODS[m].ablation))
                 result.append(score_tables.pairs_table(rows, domain))
             result.append(score_tables.aggregate_table(rows))
         case "ablation":
@@ -105,7 +105,8 @@ def tables_of(rows: Rows, study: str) -> list[Table]:
                 tables = score_tables.domain_tables(rows, domain, lambda m: family(m) == "uat", "ablation")
                 result += [t for t in tables if len([row for row in t.rows if row[0] in METHODS]) > 1]
         case "boundary":
-            result += [study_tables.boundary_table(rows, domain) for domain in DOMAINS]
+            for domain in DOMAINS:
+                result += study_tables.boundary_tables(rows, domain)
         case "mechanism":
             result += [
                 study_tables.attention_table(rows),

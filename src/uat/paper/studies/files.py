@@ -3,6 +3,7 @@
   DOMAIN.jsonl             one row per run and metric (Score), and those of the references
   intervals/DOMAIN.jsonl   one row per method, setting and metric over all seeds, with its interval (Summary)
   pairs/DOMAIN.jsonl       paired comparisons of methods on the same episodes (Pair)
+  curves/DOMAIN.jsonl      one row per run: its first metric on validation episodes during training
   traces/                  results of probes, PROBE.safetensors
   efficiency.jsonl         time and memory, by device
   flawed.json              runs of builds with a known flaw, whose rows do not name the build that trained them
@@ -23,17 +24,18 @@ from typing import Any
 
 from uat.files import FileError, check_name, read_json, read_rows, row_lines, write_atomically
 from uat.numerics import flaw_of
-from uat.rows import EFFICIENCY, INTERVALS, PAIRS, SCORES, Columns, Row, check_row
+from uat.rows import CURVES, EFFICIENCY, INTERVALS, PAIRS, SCORES, Columns, Row, check_row
 
 SCORE_KEY = ("domain", "task", "setting", "method", "seed", "split", "metric")
 SUMMARY_KEY = ("domain", "task", "setting", "preset", "method", "split", "metric")
 PAIR_KEY = ("domain", "task", "setting", "metric", "method", "other")
+CURVE_KEY = ("domain", "task", "setting", "method", "seed", "metric")
 TIMING_KEY = ("method", "device", "metric")
 
 FLAWED = "flawed.json"
 """File that lists flawed runs without a numerics revision: name of the flaw -> its description, and the runs."""
 
-KINDS: dict[str, Columns] = {"scores": SCORES, "intervals": INTERVALS, "pairs": PAIRS}
+KINDS: dict[str, Columns] = {"scores": SCORES, "intervals": INTERVALS, "pairs": PAIRS, "curves": CURVES}
 """Kinds of rows with one file per domain, and their columns."""
 
 

@@ -55,6 +55,8 @@ class Reproduce:
     """Device, cpu or cuda; by default CUDA if available."""
     threads: int | None = None
     """CPU threads of each worker; by default UAT_THREADS, or one."""
+    references_only: bool = False
+    """Score only the references (filters, expert and chance) under each setting, and train nothing."""
     dry_run: bool = False
     """List the cells with a time estimate, and stop."""
     json: bool = False

@@ -16,17 +16,17 @@ from uat.evaluation.scores import Evaluation, by_method, read_evaluation
 from uat.evaluation.statistics import Pair, holm, paired
 from uat.files import FileError
 from uat.lock import locked
-from uat.methods import METHODS
+from uat.methods import METHODS, training_name
 from uat.paper.studies import efficiency
 from uat.paper.studies.cells import Cell, jobs, merged
 from uat.paper.studies.estimate import grid_seconds, in_words, seconds
 from uat.paper.studies.executors import Executor, InProcess, Pool, Ray
-from uat.paper.studies.files import PAIR_KEY, SCORE_KEY, SUMMARY_KEY, TIMING_KEY, Results, flaw_of_run, merge
+from uat.paper.studies.files import CURVE_KEY, PAIR_KEY, SCORE_KEY, SUMMARY_KEY, TIMING_KEY, Results, flaw_of_run, merge
 from uat.paper.studies.grids import STUDIES, TIMED, chosen_studies
 from uat.paper.studies.options import Reproduce
 from uat.paper.studies.probes import read_trace, run_probe
 from uat.paper.studies.work import Reference, Task, keep_failure, scores_of
-from uat.rows import EFFICIENCY
+from uat.rows import EFFICIENCY, NUMBER, check_row
 from uat.runs import Run
 from uat.tensor_files import read_tensors
 from uat.terminal import say
@@ -67,10 +67,12 @@ def _reproduce(options: Reproduce, cells: Sequence[Cell], board: Callable[[int],
     existing = measured(results)
     todo = [cell for cell in cells if not is_done(cell, results, existing)]
     totals.cells, totals.done_before = len(cells), len(cells) - len(todo)
-    left = jobs(todo, seeds_together=on_gpu(options))
+    left = [] if options.references_only else jobs(todo, seeds_together=on_gpu(options))
     set_aside_flawed([cell for job in left for cell in job.cells], results)
     tasks: list[Task] = [*references(cells, existing), *left]
     run(tasks, executor_for(options), results, totals, retries=options.retries, board=board)
+    if options.references_only:
+        return totals
     if any(study.timed for study in studies):
         time_methods(options, results, totals)
     conclude(results)
@@ -83,14 +85,14 @@ def cells_of(options: Reproduce) -> list[Cell]:
     return merged(cell for study in studies for cell in study.cells(options.preset, options.seeds, options.filter))
 
 
-Measured = set[tuple[str, str, str, str]]
-"""Domain, task, setting and run ("" for references) of the existing rows."""
+Measured = set[tuple[str, str, str, str, str]]
+"""Domain, task, setting, run ("" for references) and metric of the existing rows."""
 
 
 def measured(results: Results) -> Measured:
     flaws = results.flaws()
     rows = [row for row in results.read("scores") if row["run"] not in flaws]
-    return {(row["domain"], row["task"], row["setting"], row["run"]) for row in rows}
+    return {(row["domain"], row["task"], row["setting"], row["run"], row["metric"]) for row in rows}
 
 
 def set_aside_flawed(cells: Sequence[Cell], results: Results) -> None:
@@ -112,21 +114,32 @@ def set_aside_flawed(cells: Sequence[Cell], results: Results) -> None:
 
 
 def is_done(cell: Cell, results: Results, existing: Measured) -> bool:
-    """Whether the cell's rows exist, and for every probe its trace or the run folder that it needs."""
-    if cell.identity not in {run for _, _, _, run in existing}:
+    """Whether the cell's rows exist, and for every probe its trace or the run folder that it needs.
+
+    Rows without a metric that the domain has now are kept, unless the run folder is there and can be scored again.
+    """
+    if cell.identity not in {run for _, _, _, run, _ in existing}:
         return False
+    if (cell.folder(results.runs) / "config.json").exists():
+        known = {metric for *_, run, metric in existing if run == cell.identity}
+        if not known >= {metric.name for metric in cell.config.build_true_domain().metrics}:
+            return False
     traces = [trace for probe in cell.probes if (trace := read_trace(results.path, probe))]
     probed = [trace for trace in traces if cell.identity in trace.runs]
     return len(probed) == len(cell.probes) or scores_of(cell, results.runs) is not None
 
 
 def references(cells: Sequence[Cell], existing: Measured) -> list[Reference]:
-    """One job for each task whose references have no rows yet."""
+    """One job for each task and kind of feedback whose references have no rows yet, or none of a metric that the domain
+    has now."""
     missing: dict[str, Reference] = {}
     for cell in cells:
         task, c = Reference(cell=cell), cell.config
-        if task.key not in missing and (c.domain_name, cell.task, c.build_true_domain().setting, "") not in existing:
-            missing[task.key] = task
+        if task.key not in missing:
+            domain = c.build_domain()
+            place = (c.domain_name, cell.task, domain.setting, "")
+            if not existing >= {(*place, metric.name) for metric in domain.metrics}:
+                missing[task.key] = task
     return list(missing.values())
 
 
@@ -214,7 +227,7 @@ def time_methods(options: Reproduce, results: Results, totals: StudyOutcome) -> 
 
 
 def conclude(results: Results) -> None:
-    """Compute intervals and paired differences of all rows whose run folders exist.
+    """Compute intervals, paired differences and learning curves of all rows whose run folders exist.
 
     They do not depend on the part of the study that was selected: a smaller selection must not remove seeds from an
     interval, nor pairs from Holm's correction.
@@ -224,6 +237,29 @@ def conclude(results: Results) -> None:
         return
     results.add("intervals", [asdict(row) for row in compare(evaluated)], SUMMARY_KEY)
     results.add("pairs", [asdict(pair) for pair in pairs(run_groups(evaluated))], PAIR_KEY)
+    results.add("curves", learning_curves(results), CURVE_KEY)
+
+
+def learning_curves(results: Results) -> list[dict[str, Any]]:
+    """One row per run with rows and a training of its own: its first metric on validation episodes."""
+    rows = {row["run"] for row in results.read("scores")}
+    curves = []
+    for folder in sorted(file.parent for file in results.runs.glob("*/scores.jsonl")):
+        try:
+            run = Run.open(folder)
+            name, score = run.config.method_name, next(iter(run.rows("scores.jsonl")), None)
+            if score is None or score["run"] not in rows or training_name(name) != name:
+                continue
+            column = f"validation/{score['metric']}"
+            points = [
+                check_row(row, {column: NUMBER}, str(folder)) for row in run.rows("metrics.jsonl") if column in row
+            ]
+        except FileError as error:  # a folder of another version, or a modified one
+            say(f"left out of the learning curves: {error}")
+            continue
+        about = {key: score[key] for key in CURVE_KEY} | {"run": score["run"]}
+        curves.append({**about, "points": [[row["epoch"], row[column]] for row in points]})
+    return [row for row in curves if row["points"]]
 
 
 def evaluations(results: Results) -> list[Evaluation]:
@@ -303,9 +339,12 @@ def pairs(groups: Sequence[Group]) -> list[Pair]:
 
 
 def plan(options: Reproduce) -> list[dict[str, Any]]:
-    """One row per cell that says whether it is done, and a last row with the total."""
+    """One row per cell that says whether it is done, and a last row with the total; or the references left to score."""
     results, gpu = options.results, on_gpu(options)
     existing, rows, left = measured(results), [], {}
+    if options.references_only:
+        missing = references(cells_of(options), existing)
+        return [{"domain": t.cell.config.domain_name, "task": t.cell.task, "setting": t.setting} for t in missing]
     for cell in cells_of(options):
         done = is_done(cell, results, existing)
         alone = 0.0 if done else seconds(cell, on_gpu=gpu)

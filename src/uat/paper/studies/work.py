@@ -33,18 +33,28 @@ class Reference:
 
     @property
     def name(self) -> str:
-        return f"{self.cell.config.domain_name}/{self.cell.task} references"
+        return (
+            f"{self.cell.config.domain_name}/{self.cell.task} references{'' if self.is_usual else f' {self.setting}'}"
+        )
+
+    @property
+    def setting(self) -> str:
+        """The column "setting" of the rows."""
+        return self.cell.config.build_domain().setting
+
+    @property
+    def is_usual(self) -> bool:
+        return self.setting == "default"
 
     @property
     def key(self) -> str:
-        """A key that is equal for cells with the same worlds."""
+        """A key that is equal for cells with the same worlds and the same feedback."""
         c = self.cell.config
-        return json.dumps([c.domain_name, to_json(c.domain), c.evaluation.episodes], sort_keys=True)
+        return json.dumps([c.domain_name, to_json(c.domain), c.evaluation.episodes, c.feedback.setting], sort_keys=True)
 
     def folder(self, runs: Path) -> Path:
         c = self.cell.config
-        changed = c.build_true_domain().setting
-        name = f"{c.domain_name}-{self.cell.task}-references{'' if changed == 'default' else f'-{changed}'}"
+        name = f"{c.domain_name}-{self.cell.task}-references{'' if self.is_usual else f'-{self.setting}'}"
         return runs / safe_name(name, most=240)
 
 
@@ -109,7 +119,7 @@ def cell_rows(job: Job, runs: Path, device: torch.device, progress: Note) -> lis
 
 
 def scores_of(cell: Cell, runs: Path) -> list[dict[str, Any]] | None:
-    """Rows of a run that is completely trained and scored; None if there is work left."""
+    """Rows of a run that is completely trained and scored in every metric; None if there is work left."""
     folder = cell.folder(runs)
     if not (folder / "config.json").exists():
         return None
@@ -117,12 +127,13 @@ def scores_of(cell: Cell, runs: Path) -> list[dict[str, Any]] | None:
     if run.config.identity() != cell.identity:
         raise RunError(f"{folder} holds another run ({describe(run.config)}); choose another folder with --out")
     rows = run.rows("scores.jsonl")
-    return rows if rows and what_is_unfinished(run) is None else None
+    complete = {row["metric"] for row in rows} >= {metric.name for metric in run.config.build_true_domain().metrics}
+    return rows if rows and complete and what_is_unfinished(run) is None else None
 
 
 def reference_rows(task: Reference, runs: Path, device: torch.device) -> list[dict[str, Any]]:
     config: RunConfig = task.cell.config
-    domain, run = config.build_true_domain(), Run(task.folder(runs), config)
+    domain, run = config.build_domain(), Run(task.folder(runs), config)
     count = domain.episode_count("test", config.evaluation.episodes)
     with precision(config.train.precision):
         values = reference_episodes(run, count, device)
