@@ -197,10 +197,13 @@ def test_a_session_tells_what_is_defined_also_after_a_restart(case: Case) -> Non
             reward_known=None if earned < 0 or now.reward_known is None else now.reward_known[:, earned],
             action=None if t == 0 else now.action[:, t - 1],
         )
-        for b, (action, reward, _) in enumerate(defined(case, first, t)):
+        assert (policy.heard.reward_known is not None) == (case.unknown and earned >= 0)
+        for b, (action, reward, known) in enumerate(defined(case, first, t)):
             restarted = t >= cut and b in again
             if restarted:
-                action, reward, _ = list(defined(case, second, t - cut))[b]
+                action, reward, known = list(defined(case, second, t - cut))[b]
+            if policy.heard.reward_known is not None:
+                assert policy.heard.reward_known[b].item() == known, (b, t)
             assert torch.equal(policy.heard.prev_action[b], action), (b, t)
             assert policy.heard.prev_reward[b].item() == pytest.approx(reward, rel=1e-6), (b, t)
             assert policy.heard.first[b].item() == (t == 0 or (restarted and t == cut))

@@ -26,7 +26,7 @@ class Behaviour:
     """The policy that records logs: the privileged expert, with a share of uniformly random actions.
 
     It is not an `Agent`, because it sees the expert's action. Of discrete actions, a share is random; a weight vector
-    is interpolated between the expert's and the uniform one by that share.
+    is interpolated between the expert's and the uniform one by that share. With a share of 1 it needs no expert.
 
     With `random_steps` above 1, the steps of a stretch share their random numbers, so that a random action is held to
     the end of the stretch. The log then covers states that the expert never lets arise. The share stays the same.
@@ -108,10 +108,11 @@ def rollout(
         if isinstance(agent, Agent):
             state = agent.look(state, facts)
             action, state = agent.decide(state, history.step(obs, allowed), gumbel_BA)
-        elif target is None:
+        elif target is None and (agent is None or agent.random_share < 1):
             raise ValueError(f"{type(worlds).__name__} has no expert: give an agent")
         else:
-            action = target if agent is None else agent.act(target, spec, allowed, gumbel_BA)
+            best = spec.no_action(streams, device) if target is None else target
+            action = best if agent is None else agent.act(best, spec, allowed, gumbel_BA)
         after = worlds.step(world, action)
         record.add(obs, target, allowed, facts, action, after)
         world, obs, told = after.world, after.obs, after.told

@@ -62,6 +62,9 @@ class TrainConfig:
     """Epochs without a better validation score after which training stops."""
     random_start: bool = False
     """Start training episodes at random rows of the position table, so that the policy can act in longer episodes."""
+    standardise: bool = False
+    """Standardise raw observations by mean and deviation over the first 256 training episodes, which are recorded, or
+    played with uniformly random actions."""
     precision: Precision = "fp32"
     """Floating-point precision: with tf32 and bf16 a GPU rounds the inputs of matrix products; fp64 is for tests."""
 

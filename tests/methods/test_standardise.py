@@ -99,11 +99,34 @@ def test_what_cannot_be_standardised_says_so(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="has no numbers to standardise"):
             build_random(method, spec).standardise(random_trajectory(spec))
     spec = ALL_SPECS["vector-discrete"]
-    tent = build_random("tent", spec)
-    tent.standardise(random_trajectory(spec))
-    with pytest.raises(ValueError, match="normalizer"):
-        tent.init_state(2, 3, "cpu")
     plain = build_random("uat", spec, dtype=torch.float32)
     weights = {**plain.state_dict(), "head.normalizer.mean": torch.zeros(5)}
     with pytest.raises((ValueError, RunError), match=r"head.normalizer.mean is unknown"):
         uat.save(tmp_path / "wrong.safetensors", plain, "uat", weights=weights)
+
+
+@pytest.mark.parametrize("kind", ["vector-discrete", "assets-weights"])
+@pytest.mark.parametrize("method", ["tent", "cotta"])
+def test_policies_that_adapt_while_acting_standardise_as_well(method: str, kind: str) -> None:
+    """Raw observations give the decisions of a policy that receives them standardised by hand."""
+    spec = ALL_SPECS[kind]
+    policy, twin = (build_random(method, spec, adaptation_rate=0.05) for _ in range(2))
+    told = random_trajectory(spec, episodes=6, masked=False, whole=True)
+    told = replace(told, obs=told.obs.double() * 30 + 200)
+    policy.standardise(told)
+    encoder = policy.observation_encoder
+    assert isinstance(encoder, VectorEncoder)
+    assert encoder.normalizer is not None
+    normalizer = encoder.normalizer
+    by_hand = replace(told, obs=encoder.flat(told.obs).view_as(told.obs))
+    found, expected = (
+        stream(agent, spec.clock.batch(episodes)) for agent, episodes in ((policy, told), (twin, by_hand))
+    )
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+    encoder.normalizer = torch.nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ValueError, match="normalizer is of class Identity, expected Normalizer"):
+        policy.init_state(2, 3, "cpu")
+    encoder.normalizer = normalizer
+    normalizer.register_forward_hook(lambda *_: None)
+    with pytest.raises(ValueError, match="normalizer has a forward hook"):
+        policy.init_state(2, 3, "cpu")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import uat.training.checkpoint
-import uat.training.trainer
 from tests.training.small_runs import Crash, broken_at, crash_at, judged, numbers, tiny
 from uat.config import RunConfig
+from uat.engines import Engine
 from uat.engines.graph import copy_to_host
 from uat.methods import Phase
 from uat.methods.uat import UAT
@@ -20,7 +20,6 @@ from uat.runs import Run
 from uat.tensor_files import read_tensors
 from uat.training import train
 from uat.training.epoch import Epoch
-from uat.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("without_tensorboard")
 
@@ -29,13 +28,7 @@ pytestmark = pytest.mark.usefixtures("without_tensorboard")
 def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run ahead as on a GPU, with no checkpoint between the first and the last."""
     monkeypatch.setattr("uat.training.checkpoint.SAVE_SECONDS", 1e9)
-    start = Trainer.__init__
-
-    def running_ahead(self: Trainer, *given: Any) -> None:
-        start(self, *given)
-        self.runs_ahead = True
-
-    monkeypatch.setattr(Trainer, "__init__", running_ahead)
+    monkeypatch.setattr(Engine, "runs_ahead", True)
 
 
 @pytest.mark.usefixtures("ahead")
@@ -47,7 +40,7 @@ def test_numbers_of_a_validation_are_read_after_the_next_one(tmp_path: Path, mon
         happened.append(f"epoch {epoch}")
         return run(self, index, epoch)
 
-    def sending(rows: list[dict[str, Any]]) -> Callable[[], list[dict[str, Any]]]:
+    def sending(_: Engine, rows: list[dict[str, Any]]) -> Callable[[], list[dict[str, Any]]]:
         read, last = copy_to_host(rows), rows[-1]["epoch"]
 
         def reading() -> list[dict[str, Any]]:
@@ -57,7 +50,7 @@ def test_numbers_of_a_validation_are_read_after_the_next_one(tmp_path: Path, mon
         return reading
 
     monkeypatch.setattr(Epoch, "run", playing)
-    monkeypatch.setattr(uat.training.trainer, "copy_to_host", sending)
+    monkeypatch.setattr(Engine, "copy_to_host", sending)
     train(tiny(train__epochs=8, train__validate_every=2), tmp_path, device="cpu")
     assert happened == [
         *("epoch 1", "epoch 2", "read 2"),  # the first checkpoint

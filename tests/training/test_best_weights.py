@@ -19,9 +19,8 @@ from uat.metrics import Metric
 from uat.runs import Run, load_policy
 from uat.tensor_files import RunError, read_tensors, write_tensors
 from uat.training import train
-from uat.training.checkpoint import STATE, read_state
+from uat.training.checkpoint import STATE, DivergedError, read_state
 from uat.training.progress import Progress
-from uat.training.trainer import DivergedError
 
 NAN = math.nan
 pytestmark = pytest.mark.usefixtures("without_tensorboard")

@@ -14,7 +14,8 @@ from uat.recipes import recipe
 from uat.runs import Run
 from uat.tensor_files import read_tensors
 from uat.training import train, train_together
-from uat.training.trainer import DivergedError, Trainer
+from uat.training.checkpoint import DivergedError
+from uat.training.trainer import Trainer
 
 CUDA = torch.cuda.is_available()
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="needs CUDA")])]

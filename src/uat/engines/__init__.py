@@ -14,11 +14,12 @@ from uat.engines import kernels
 from uat.engines.engine import Engine, FusedEngine
 from uat.engines.frozen import FrozenFusedEngine, NumpyEngine
 from uat.engines.fused import unsupported_structure, utility_of
+from uat.engines.graph import SerialReplay
 from uat.methods.policy import Policy, TransformerPolicy
 from uat.methods.uat import UAT
 from uat.methods.vanilla import Vanilla
 
-__all__ = ["Engine", "FrozenFusedEngine", "FusedEngine", "NumpyEngine", "plan", "plan_session"]
+__all__ = ["Engine", "FrozenFusedEngine", "FusedEngine", "NumpyEngine", "SerialReplay", "plan", "plan_session"]
 
 NUMPY_STREAMS = 8
 """Most streams for which the NumPy step, one stream after the other, is faster than the batched plain step."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,7 +13,8 @@ from uat.acting import rollout
 from uat.contracts import Agent, Answers
 from uat.engines import kernels
 from uat.engines.fused import FusedPolicy, fused_view
-from uat.episode import Batch, Noise, Step, Trajectory
+from uat.engines.graph import copy_to_host
+from uat.episode import Batch, Losses, Noise, Step, Trajectory
 from uat.methods.policy import Policy, TransformerPolicy
 from uat.nn.attention import Attention
 from uat.nn.dropout import Dropout, dropped_by, dropped_by_torch
@@ -102,6 +103,24 @@ class Engine(Agent[Any]):
         if place not in self._dropout_seeds or not kernels.can_drop(x):
             return dropped_by_torch(place, x)
         return kernels.fused_dropout(x, self._dropout_seeds[place], place.share)
+
+    @torch.no_grad()
+    def evaluate(self, loss: Callable[[Batch], Losses], trajectory: Trajectory) -> Losses:
+        """Return a loss on these episodes in evaluation mode, without gradients and still on the device."""
+        with kernels.fused_operations():
+            return loss(self.policy.eval().spec.clock.batch(trajectory))
+
+    # ------------------------------------------------------------ the host
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether the host may launch more work before it reads the numbers of earlier work."""
+        return self.device.type == "cuda"
+
+    def copy_to_host(self, rows: list[dict[str, Any]]) -> Callable[[], list[dict[str, Any]]]:
+        """Start copying the tensors in rows to the host. The returned function waits for these copies only, not for
+        later work of the device, and returns the rows."""
+        return copy_to_host(rows)
 
     @property
     def leaves_generator_alone(self) -> bool:

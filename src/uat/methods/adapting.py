@@ -72,7 +72,7 @@ class Adapting(Policy):
         The adapting step reads weights without calling modules, so a backbone with changed modules is refused.
         """
         source = self.learner
-        difference = structure.difference(source, source.spec, source.config)
+        difference = structure.difference(source, source.spec, source.config, normalised=True)
         if difference is None and (self.backbone is not source.backbone or self.head is not source.head):
             difference = "its backbone or head is not the learner's"
         if difference is not None:

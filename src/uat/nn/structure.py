@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode
 
+from uat.nn.encoders import Normalizer, VectorEncoder
+
 INTERNAL = frozenset(vars(nn.Module()))
 """Attributes that torch keeps in every module. Only hooks, parameters, buffers and submodules are compared."""
 FREE = frozenset({"_compiled_call_impl"})
@@ -31,9 +33,10 @@ HOOKS = {
 }
 
 
-def difference(network: nn.Module, *arguments: Any) -> str | None:
+def difference(network: nn.Module, *arguments: Any, normalised: bool = False) -> str | None:
     """Describe the first difference between a network and a new one of its class with these arguments, or return None.
 
+    normalised: accept encoders that standardise observations, which new ones do not.
     The first comparison builds the twin (about 3 ms); later ones of the same class and arguments reuse it.
     """
     for name, hook in HOOKS.items():
@@ -44,7 +47,7 @@ def difference(network: nn.Module, *arguments: Any) -> str | None:
     except Exception as error:  # a foreign class may raise anything
         message = str(error).strip().split("\n")[0]
         return f"the policy cannot be built again to compare with ({type(error).__name__}: {message})"
-    return next(_Comparison().modules("", network, expected), None)
+    return next(_Comparison(normalised).modules("", network, expected), None)
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,8 @@ class _WithoutValues(TorchFunctionMode):
 class _Comparison:
     """Walks through two networks side by side; each method yields sentences about differences."""
 
-    def __init__(self) -> None:
+    def __init__(self, normalised: bool = False) -> None:
+        self.normalised = normalised
         self.first: tuple[str, Tensor] | None = None
         """Path and tensor of the first floating-point parameter, whose type and device all others must share."""
         self.seen: dict[int, str] = {}
@@ -97,6 +101,8 @@ class _Comparison:
         yield from _names(path, "module", actual_vars["_modules"], expected_vars["_modules"], ordered=True)
         for name, module in expected_vars["_modules"].items():
             inner, at = actual_vars["_modules"][name], _join(path, name)
+            if self.normalised and name == "normalizer" and module is None and isinstance(expected, VectorEncoder):
+                module = None if inner is None else Normalizer(expected.linear.in_features)
             if inner is None or module is None:
                 if inner is not module:
                     kinds = [None if one is None else type(one).__name__ for one in (inner, module)]

@@ -46,13 +46,16 @@ class InputChecks:
             x = numbers(obs, self.obs_shape) if self.items is None else ids(obs, self.obs_shape, self.items)
         return check_observations(obs, self.spec, self.streams).numpy() if x is None else x
 
-    def rewards(self, reward: Array, known: Array | None = None) -> Values:
+    def known(self, reward_known: Array) -> Values:
+        """Return the mask of known rewards (B,). A single stream may pass a plain boolean."""
+        known_B = np.array([reward_known]) if isinstance(reward_known, bool) and self.streams == (1,) else reward_known
+        return check_mask("reward_known", known_B, self.streams).numpy()
+
+    def rewards(self, reward: Array, known_B: Values | None = None) -> Values:
         """Return rewards (B,), with 0 where the reward is unknown. A single stream may pass a plain number."""
         if isinstance(reward, SCALARS) and self.streams == (1,):
             reward = [reward]
-        if known is not None:
-            known_B = np.array([known]) if isinstance(known, bool) and self.streams == (1,) else known
-            known_B = check_mask("reward_known", known_B, self.streams).numpy()
+        if known_B is not None:
             given_B = as_tensor("reward", reward).numpy()
             if given_B.shape != self.streams:
                 raise ValueError(f"reward: expected shape {self.streams}, got {given_B.shape}")

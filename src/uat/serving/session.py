@@ -108,6 +108,7 @@ class Session:
         self._none = self._last = self.spec.no_action(streams).numpy()
         self._going = np.zeros(streams, dtype=bool)
         self._rewards = deque(np.zeros(streams, dtype=np.float32) for _ in range(self.spec.reward_lag - 1))
+        self._unknown: deque[Values] | None = None  # masks of unknown rewards on their way; None: no mask was given
 
     @property
     def engine(self) -> str:
@@ -160,7 +161,8 @@ class Session:
         reward: the reward of the previous step in each stream (for logs: of the step just logged). Required if the
             policy sees rewards, even with a delay, unless all streams are at their first step (for logs: always
             required). Ignored in streams at their first step. A single stream may pass a plain number.
-        reward_known: False in streams whose reward is unknown; the reward may be NaN there, and the policy sees 0.
+        reward_known: False in streams whose reward is unknown; the reward may be NaN there, and the policy sees 0. With
+            a delay, `set_reward` can supply it until it is due.
         action: the action actually taken in the previous step, if it differs from the one this session returned.
         allowed: True for actions that are allowed now.
         """
@@ -173,7 +175,8 @@ class Session:
             )
         checks = self._checks
         obs_checked = checks.observations(obs)
-        reward_B = self._no_reward() if reward is None else checks.rewards(reward, reward_known)
+        known_B = None if reward_known is None else checks.known(reward_known)
+        reward_B = self._no_reward() if reward is None else checks.rewards(reward, known_B)
         prev_action = self._last if action is None else checks.actions(action)
         allowed_BA = None if allowed is None else checks.allowed(allowed)
 
@@ -182,30 +185,71 @@ class Session:
             first_B = self._steps == 0
             prev_action = np.where(first_B.reshape(-1, *[1] * (prev_action.ndim - 1)), self._none, prev_action)
         step = obs_checked, prev_action, self._delayed(reward_B, first_B), first_B, allowed_BA
-        answer = self._in_numpy(self._engine, *step) if isinstance(self._engine, NumpyEngine) else self._in_torch(*step)
+        arrived_B = None
+        if known_B is not None or self._unknown is not None:
+            arrived_B = self._arrived(np.full(self.streams, reward is not None) if known_B is None else known_B)
+        if isinstance(self._engine, NumpyEngine):
+            answer = self._in_numpy(self._engine, *step)
+        else:
+            answer = self._in_torch(*step, arrived_B)
         self._steps += 1
         self._longest, self._fresh = self._longest + 1, False
         return answer
 
     def restart(self, streams: Array | None = None) -> None:
         """Begin a new episode with the next step of these streams: stream numbers, or a mask; unset: all streams."""
-        self._steps[self._numbers_of(streams)] = 0
+        self._steps[self._numbers_of(streams, "restart")] = 0
         self._longest, self._fresh = int(self._steps.max()), bool((self._steps == 0).any())
 
-    def _numbers_of(self, streams: Array | None) -> Values:
+    def set_reward(self, reward: Array, *, steps_ago: int, streams: Array | None = None) -> None:
+        """Supply or correct the reward of an earlier step that the policy has not received yet.
+
+        The clock delivers a reward `spec.reward_lag` steps after its action. Until then the policy's next answers are
+        those of a session that was given this reward in time.
+
+        >>> session.act(obs, reward=float("nan"), reward_known=False)    # what the last action brought is not known yet
+        >>> session.set_reward(1.0, steps_ago=2)                         # now it is: two steps before the next `act`
+
+        reward: the reward in each of these streams. For a single stream it may be a plain number.
+        steps_ago: from 2 to `spec.reward_lag`, counted back from the next call of `act`, which takes the reward of one
+            step ago itself.
+        streams: stream numbers, or a mask; unset: all streams.
+        """
+        ago, lag, chosen = checked(steps_ago, Count, "steps_ago"), self.spec.reward_lag, self._numbers_of(streams)
+        reward_B = InputChecks(self.spec, len(chosen)).rewards(reward)
+        for stream, step in zip(chosen.tolist(), (self._steps[chosen] - ago).tolist(), strict=True):
+            if step < 0:
+                raise ValueError(
+                    f"steps_ago={ago}: stream {stream} has taken {ago + step} steps of its episode, and rewards of an "
+                    "earlier episode are never delivered; name the streams that have taken more with streams="
+                )
+            if ago > lag:
+                by = f"at most {lag} steps after its action" if lag > 1 else "to the call of `act` that takes it"
+                raise ValueError(
+                    f"steps_ago={ago}: the reward of step {step} of stream {stream} was delivered at step {step + lag} "
+                    f"(reward_lag={lag}), and the policy has acted on it; give a reward {by}, or replay the episode in "
+                    "a new session with the right rewards"
+                )
+        if ago == 1:
+            raise ValueError("steps_ago=1: the next call of `act` takes the reward of the last step, as reward=")
+        self._rewards[1 - ago][chosen] = reward_B
+        if self._unknown is not None:
+            self._unknown[1 - ago][chosen] = False
+
+    def _numbers_of(self, streams: Array | None, name: str = "streams") -> Values:
         if streams is None:
             return np.arange(self.streams)
-        named = as_tensor("restart", streams, "stream numbers or a mask")
+        named = as_tensor(name, streams, "stream numbers or a mask")
         chosen = np.atleast_1d((named.double() if named.is_floating_point() else named).numpy())
         if chosen.dtype == bool and chosen.shape == (self.streams,):
             return np.flatnonzero(chosen)
         if chosen.ndim != 1 or (not np.issubdtype(chosen.dtype, np.integer) and chosen.size):
             mask = f"a mask of {self.streams} booleans"
-            raise ValueError(f"restart: expected stream numbers or {mask}, got {shown(streams)}")
+            raise ValueError(f"{name}: expected stream numbers or {mask}, got {shown(streams)}")
         if chosen.size and (chosen.min() < 0 or chosen.max() >= self.streams):
-            raise ValueError(f"restart: streams must lie in [0, {self.streams}), got {shown(chosen.tolist())}")
+            raise ValueError(f"{name}: streams must lie in [0, {self.streams}), got {shown(chosen.tolist())}")
         if len(np.unique(chosen)) < len(chosen):
-            raise ValueError(f"restart: expected different stream numbers, or booleans as a mask, got {shown(streams)}")
+            raise ValueError(f"{name}: expected different stream numbers, or booleans as a mask, got {shown(streams)}")
         return chosen.astype(np.int64)
 
     # ------------------------------------------------------------ copies and other processes
@@ -260,9 +304,17 @@ class Session:
 
     @torch.no_grad()
     def _in_torch(
-        self, obs: Values, action: Values, reward_B: Values, first_B: Values, allowed_BA: Values | None
+        self,
+        obs: Values,
+        action: Values,
+        reward_B: Values,
+        first_B: Values,
+        allowed_BA: Values | None,
+        arrived_B: Values | None,
     ) -> Tensor:
         arrays = {"obs": obs, "prev_action": action, "prev_reward": reward_B, "first": first_B}
+        if arrived_B is not None:
+            arrays["reward_known"] = arrived_B
         copies = {name: torch.tensor(x, device=self.device) for name, x in arrays.items()}  # a policy may keep them
         step = Step(**copies, allowed=None if allowed_BA is None else torch.tensor(allowed_BA, device=self.device))
         if isinstance(self._engine, FrozenFusedEngine):
@@ -313,3 +365,10 @@ class Session:
             self._rewards.append(earned_B.copy())  # the caller may overwrite its array
             earned_B = self._rewards.popleft()
         return earned_B if scale == 1 else earned_B * np.float32(scale)
+
+    def _arrived(self, known_B: Values) -> Values:
+        """Return (B,) True where the reward that is delivered at this step is known; see `Clock.arrived`."""
+        if self._unknown is None:
+            self._unknown = deque(np.zeros(self.streams, dtype=bool) for _ in self._rewards)
+        self._unknown.append(~known_B)
+        return (self._steps >= self.spec.reward_lag) & ~self._unknown.popleft()

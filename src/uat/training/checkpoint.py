@@ -21,6 +21,7 @@ from uat import numerics
 from uat.config import from_json
 from uat.manifest import manifest
 from uat.methods import Policy
+from uat.nn.encoders import Normalizer
 from uat.runs import Run, save_policy
 from uat.tensor_files import RunError, copied, first_not_finite, read_tensors, write_tensors
 
@@ -143,6 +144,11 @@ class Checkpoint:
         return copied(self.policy.state_dict())
 
     @property
+    def exists(self) -> bool:
+        """Whether the run folder holds a checkpoint."""
+        return self.run.file(STATE).exists()
+
+    @property
     def due(self) -> bool:
         """Whether no checkpoint was saved in the last `SAVE_SECONDS`."""
         return time.monotonic() - self._saved_at >= SAVE_SECONDS
@@ -167,7 +173,7 @@ class Checkpoint:
     def restore(self) -> TrainingProgress:
         """Restore the last checkpoint and drop the log rows after it; those epochs are trained again."""
         now = numerics.current(next(self.policy.parameters()).device.type)
-        if self.run.file(STATE).exists():
+        if self.exists:
             progress = self._load()
             progress.numerics = numerics.joined(progress.numerics, now)
         else:
@@ -182,7 +188,12 @@ class Checkpoint:
     def _load(self) -> TrainingProgress:
         file = self.run.file(STATE)
         state = read_state(self.run)
-        saved, own = state.tensors, self.tensors()
+        saved = state.tensors
+        if self.run.config.train.standardise:
+            self.policy.expect(name.removeprefix("policy.") for name in saved if name.startswith("policy."))
+            if not any(isinstance(module, Normalizer) for module in self.policy.modules()):
+                raise RunError(f"{file} does not fit this run: the statistics of train.standardise=True are missing")
+        own = self.tensors()
         if missing := sorted(own.keys() - saved.keys()):
             raise RunError(f"{file} does not fit this run: {missing[0]} is missing")
         for name, tensor in own.items():

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from uat.config import RunConfig
 from uat.domains import split_seed
-from uat.engines import Engine
-from uat.engines.graph import SerialReplay
+from uat.engines import Engine, SerialReplay
 from uat.engines.kernels import compiles
 from uat.engines.rollout import RolloutRunner
 from uat.engines.update import UpdateRunner, alone

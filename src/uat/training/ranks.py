@@ -55,6 +55,12 @@ class Ranks:
         dist.broadcast(flat, src=0)
         return dict(zip(numbers, flat, strict=True))
 
+    def copy_from_first(self, tensors: Sequence[Tensor]) -> None:
+        """Overwrite these tensors with the first rank's values."""
+        if self.count > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, src=0)
+
 
 ALONE = Ranks()
 

@@ -18,7 +18,8 @@ from pathlib import Path
 import torch
 
 from uat.config import RunConfig
-from uat.engines.graph import SerialReplay, own_stream
+from uat.engines import SerialReplay
+from uat.engines.graph import own_stream
 from uat.files import check_path
 from uat.noise import derive
 from uat.runs import Run

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import math
-import time
 import warnings
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -18,25 +15,24 @@ from torch import Tensor
 from uat.config import RunConfig, to_json
 from uat.contracts import Recording
 from uat.domains import Domain, split_seed
-from uat.engines import plan
-from uat.engines.graph import SerialReplay, copy_to_host
-from uat.engines.kernels import fused_operations
+from uat.engines import SerialReplay, plan
 from uat.engines.rollout import AT_ONCE, RolloutRunner, play_all
 from uat.files import check_path
 from uat.methods import METHODS, Phase, Policy, training_name
-from uat.metrics import Metric
 from uat.noise import derive
 from uat.runs import Run, first_difference
 from uat.settings import checked
 from uat.tensor_files import RunError
 from uat.threads import ThreadsWarning, cpu_threads
-from uat.training.checkpoint import STATE, Checkpoint, DivergedError, adopt
+from uat.training.checkpoint import STATE, Checkpoint, adopt
 from uat.training.epoch import Epoch
 from uat.training.memory import check_memory
 from uat.training.optimizing import build_optimizer
 from uat.training.progress import Progress
 from uat.training.ranks import ALONE, Ranks, joined, own_folder
+from uat.training.standardising import standardise
 from uat.training.surroundings import current, pick_device, precision, seeded
+from uat.training.validation import Criterion, Validations, loss_criterion
 
 ShowProgress = Callable[[str, int], Progress]
 """Make a progress display from a label and the number of epochs."""
@@ -118,39 +114,12 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Criterion:
-    """Criterion for the best weights of a phase."""
-
-    numbers: Callable[[], dict[str, Tensor]]
-    """Validate the current weights and return the numbers, still on the device."""
-    metric: Metric | None
-    """The metric that selects the best weights, with its direction; None: the latest weights are the best."""
-
-
-@dataclass(frozen=True, slots=True)
-class PendingValidation:
-    """A validation, and the epochs since the previous one, whose numbers the host has not read yet."""
-
-    epoch: int
-    """Index in its phase of the epoch that was validated."""
-    rows: Callable[[], list[dict[str, Any]]]
-    """Wait for the device and return one row of numbers for each epoch."""
-    weights: dict[str, Tensor]
-    """The weights that were validated."""
-
-
 class Trainer:
     """One training: policy, worlds, checkpoint and progress.
 
     The policy's learner, which shares the policy's weights, plays, learns and is validated. In a phase that learns from
     logs, a behaviour policy plays instead; the learner is still validated by its own play unless the phase declares
     otherwise. Recorded episodes, which actions do not change, are used as recorded, without a rollout.
-
-    On a GPU the host does not wait for the numbers of a validation: it launches the next epochs first and reads the
-    numbers later, so that the device is never idle. The host does wait if the numbers decide whether there is a next
-    epoch, or if a checkpoint is due. The files are therefore the same as with waiting, except that a loss that is not
-    finite is noticed one validation later.
     """
 
     def __init__(
@@ -170,16 +139,17 @@ class Trainer:
         serial: runs the updates of concurrent trainings one after another.
         """
         self.run, self.device, self.config, self.ranks, self.serial = run, device, run.config, ranks, serial
-        self.runs_ahead = device.type == "cuda"
         self.domain = run.config.build_domain()
         check_memory(run.config, self.domain.spec, device, share=ranks.count)
         self.policy = build_policy(run.config, self.domain, device)
         self.learner = self.policy.learner
         self.checkpoint = Checkpoint(run, self.policy, build_optimizer(self.learner, run.config.train))
+        worlds = self.domain.simulator("train", device)
+        if run.config.train.standardise and not self.checkpoint.exists:
+            standardise(self.learner, worlds, run.config, device, ranks)
         self.progress = self.checkpoint.restore()
         if ranks.rank == 0 and not self.progress.finished:
             self._compare_threads()
-        worlds = self.domain.simulator("train", device)
         recorded = isinstance(worlds, Recording)
         self.engine = plan(self.learner, prefer=prefer, concurrent_policies=concurrent_policies)
         self._runners: list[RolloutRunner] = []
@@ -231,28 +201,28 @@ class Trainer:
             rollouts = self._runner(phase.behaviour, rollouts.simulator, sampled=True)
         epoch = Epoch(self.config, self.engine, phase, rollouts, self.checkpoint, self.ranks, self.serial)
         if phase.judged_by == "play":
-            count = self.domain.episode_count("validation", self.config.train.validation_episodes)
-            epoch.warmed_up_with.append(lambda: self.validation.prepare(min(AT_ONCE, count)))
+            count = min(AT_ONCE, self._validation_count)
+            epoch.warmed_up_with.append(lambda: self.validation.prepare(count))
         return epoch
 
     def _train_phase(self, phase: Phase, show: ShowProgress, write: Callable[[dict[str, Any]], None]) -> Iterator[None]:
         progress, epoch = self.progress, self.epoch(phase)
-        epochs, validations = epoch.train.epochs, Validations(self, phase, write)
+        validations = Validations(
+            phase, self.criterion(phase), self.engine, epoch.train, self.checkpoint, progress, self.ranks, write
+        )
         what = f"{self.config.method_name} on {self.config.domain_name}/{self.domain.task}"
         label = f"{what} ({epoch.rollouts.path}, {epoch.path})"
-        with show(label, epochs) as shown, contextlib.closing(epoch):
-            while progress.epoch < epochs and not (progress.settled and self.out_of_patience()):
+        with show(label, epoch.train.epochs) as shown, contextlib.closing(epoch):
+            while not validations.ended:
                 numbers = epoch.run(progress.total, progress.epoch + 1)  # roll out, then optimize
-                progress.advance(validate_every=epoch.train.validate_every, epochs=epochs)
+                progress.advance(validate_every=epoch.train.validate_every, epochs=epoch.train.epochs)
                 validations.add(numbers)
                 yield
-                note = validations.keep_best(epochs)
-                shown.update(progress.epoch, note)
+                shown.update(progress.epoch, validations.keep_best())
 
     def validate(self) -> dict[str, Tensor]:
         """Play the validation episodes greedily and return mean metrics, still on the device."""
-        count = self.domain.episode_count("validation", self.config.train.validation_episodes)
-        measured = play_all(self.validation, count, split_seed("validation", 0), self.domain.measure)
+        measured = play_all(self.validation, self._validation_count, split_seed("validation", 0), self.domain.measure)
         return {name: x.nanmean() for name, x in self.domain.summarise(measured).items()}
 
     def criterion(self, phase: Phase) -> Criterion:
@@ -262,92 +232,12 @@ class Trainer:
         if phase.judged_by == "play":
             return Criterion(self.validate, self.domain.metrics[0])
         rollouts = self._runner(phase.behaviour or self.engine, self.validation.simulator, sampled=True)
-        return Criterion(lambda: self._validation_loss(phase, rollouts), Metric(name="loss", higher_is_better=False))
+        ids, seed = torch.arange(self._validation_count), split_seed("validation", 0)
+        return loss_criterion(self.engine, phase, lambda: rollouts.play(ids, seed))
 
-    @torch.no_grad()
-    def _validation_loss(self, phase: Phase, rollouts: RolloutRunner) -> dict[str, Tensor]:
-        """Return the phase's loss on the validation episodes without dropout, still on the device."""
-        count = self.domain.episode_count("validation", self.config.train.validation_episodes)
-        trajectory = rollouts.play(torch.arange(count), split_seed("validation", 0))
-        with fused_operations():
-            losses = phase.loss(self.learner.eval().spec.clock.batch(trajectory))
-        parts = [total / count.clamp_min(1) for total, count in losses.values()]
-        return {"loss": torch.stack(parts).sum()}
-
-    def may_run_ahead(self, epochs: int) -> bool:
-        """Whether the next epochs take place whatever the last validation shows, and no checkpoint is due before."""
-        more = self.runs_ahead and self.progress.epoch < epochs
-        return more and not self.out_of_patience() and not self.checkpoint.due
-
-    def out_of_patience(self) -> bool:
-        waited = self.progress.epoch - self.progress.best_epoch
-        return self.progress.best_value is not None and waited >= self.config.train.patience
-
-
-class Validations:
-    """Rows of a phase's epochs, and validations not read by the host yet: at most the last one and a new one."""
-
-    def __init__(self, trainer: Trainer, phase: Phase, write: Callable[[dict[str, Any]], None]) -> None:
-        self.trainer, self.phase, self.write, self.criterion = trainer, phase, write, trainer.criterion(phase)
-        self.rows: list[dict[str, Any]] = []
-        """Rows of the epochs since the last validation."""
-        self.waiting: list[PendingValidation] = []
-        self.since = time.perf_counter()
-
-    def add(self, numbers: dict[str, Tensor]) -> None:
-        """Add the numbers of an epoch. If a validation is due, validate and start copying all numbers to the host."""
-        progress = self.trainer.progress
-        self.rows.append({"epoch": progress.total, "phase": self.phase.name, **numbers})
-        if progress.settled:
-            numbers = self.trainer.ranks.agreed(self.criterion.numbers())
-            self.rows[-1] |= {f"validation/{name}": value for name, value in numbers.items()}
-            weights = self.trainer.checkpoint.weights()
-            self.waiting.append(PendingValidation(progress.epoch, copy_to_host(self.rows), weights))
-            self.rows = []
-
-    def keep_best(self, epochs: int) -> str:
-        """After a validation, read the numbers that have arrived, keep the best weights, and save a checkpoint once
-        all numbers are read. Return a note for the progress display."""
-        trainer, note = self.trainer, ""
-        if not trainer.progress.settled:
-            return note
-        while len(self.waiting) > 1 or (self.waiting and not trainer.may_run_ahead(epochs)):
-            validated = self.waiting.pop(0)
-            rows = validated.rows()
-            note, now = self._settle(rows, validated), time.perf_counter()
-            trainer.run.append("timing.jsonl", [{"epoch": rows[-1]["epoch"], "seconds": now - self.since}])
-            self.since = now
-            for row in rows:
-                self.write(row)
-        if not self.waiting:
-            trainer.checkpoint.save(trainer.progress)
-        return note
-
-    def _settle(self, rows: list[dict[str, Any]], validated: PendingValidation) -> str:
-        """Keep the weights if they are the best, log the rows, and return a note for the progress display."""
-        for row in rows:
-            for name, number in row.items():
-                if name.startswith(("loss/", "gradient")) and not math.isfinite(number):
-                    what = "loss" if name.startswith("loss/") else "gradient"
-                    raise DivergedError(f"the {what} is not finite at epoch {row['epoch']}", self.trainer.run)
-        progress, checkpoint, metric = self.trainer.progress, self.trainer.checkpoint, self.criterion.metric
-        last = rows[-1]
-        note = ", ".join(f"{k.removeprefix('loss/')} loss {v:.3f}" for k, v in last.items() if k.startswith("loss/"))
-        if metric is None:
-            checkpoint.best = validated.weights
-        else:
-            value = last[f"validation/{metric.name}"]
-            if progress.best_value is None or metric.better(value, progress.best_value):
-                progress.best_value, progress.best_epoch = value, validated.epoch
-                checkpoint.best = validated.weights
-            when = "" if validated.epoch == progress.epoch else f" at epoch {validated.epoch}"
-            note = f"{note}, validation {metric.name} {_in_words(value)}{when} (best {_in_words(progress.best_value)})"
-        self.trainer.run.append("metrics.jsonl", rows)
-        return note
-
-
-def _in_words(value: float | None) -> str:
-    return "undefined, worse than any number" if value is None or math.isnan(value) else f"{value:.3f}"
+    @property
+    def _validation_count(self) -> int:
+        return self.domain.episode_count("validation", self.config.train.validation_episodes)
 
 
 @contextlib.contextmanager
