@@ -191,6 +191,13 @@ ATTENTION: Columns = {
     **dict.fromkeys(("method", "quantity", "shift"), TEXT),
     **dict.fromkeys(("value", "low", "high", "even"), NUMBER),
 }
+TERMS: Columns = {
+    "method": ENTRY,
+    "term": TEXT,
+    "layer": COUNT,
+    **dict.fromkeys(("value", "low", "high", "share"), NUMBER),
+    "n": COUNT,
+}
 KINETICS: Columns = {
     "method": ENTRY,
     "seed": WHOLE,

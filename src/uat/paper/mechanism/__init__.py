@@ -12,6 +12,7 @@ from uat.paper.mechanism.attention import (
 from uat.paper.mechanism.gates import GateNorms, gate_norms, gates_by_regime, gates_of
 from uat.paper.mechanism.kinetics import kinetics_of, kinetics_rows
 from uat.paper.mechanism.markets import MarketGates, gates_of_markets
+from uat.paper.mechanism.terms import term_sizes, terms_of_runs
 
 __all__ = [
     "AttentionStudy",
@@ -29,4 +30,6 @@ __all__ = [
     "logit_split",
     "post_shift_mass",
     "shifted_episodes",
+    "term_sizes",
+    "terms_of_runs",
 ]

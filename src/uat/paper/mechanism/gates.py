@@ -47,12 +47,11 @@ def gates_in(policy: Policy) -> UtilityGates | None:
 @torch.no_grad()
 def gate_norms(policy: Policy, batch: Batch) -> GateNorms:
     """‖ρ_t‖, and ‖g_t‖ of every layer, at every step."""
-    utility = gates_in(policy)
-    if utility is None:
+    if not isinstance(policy, UAT):
         raise ValueError(f"{type(policy).__name__} has no gates")
-    gates = utility(batch.prev_action, batch.prev_reward)
-    g_LBT = gates.known_LBTD.norm(dim=-1)
-    return GateNorms(rho_BT=gates.rho.norm(dim=-1).double().cpu().numpy(), g_LBT=g_LBT.double().cpu().numpy())
+    gates, last = policy.gates(batch), slice(policy.tokens_per_step - 1, None, policy.tokens_per_step)
+    rho_BT, g_LBT = gates.rho[:, last].norm(dim=-1), gates.known_LBTD[:, :, last].norm(dim=-1)
+    return GateNorms(rho_BT=rho_BT.double().cpu().numpy(), g_LBT=g_LBT.double().cpu().numpy())
 
 
 def gates_by_regime(

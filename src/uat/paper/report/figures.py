@@ -191,6 +191,27 @@ def draw_binding(rows: Rows) -> Any:
 # ---------------------------------------------------------------- mechanism
 
 
+def draw_terms(rows: Rows) -> Any:
+    """Sizes of the terms of UAT's attention logits, one group of bars per layer."""
+    trace = rows.trace("terms")
+    if trace is None:
+        raise MissingError("uat reproduce mechanism --domains darkroom")
+    names = list(dict.fromkeys(row["term"] for row in trace.rows))
+    layers = sorted({row["layer"] for row in trace.rows})
+    figure = new_figure(5.2, 3.0)
+    axis = figure.subplots()
+    for index, (name, colour) in enumerate(zip(names, COLOURS, strict=False)):
+        own = {row["layer"]: row for row in trace.rows if row["term"] == name}
+        value = np.array([own[layer]["value"] for layer in layers])
+        error = [value - [own[k]["low"] for k in layers], np.array([own[k]["high"] for k in layers]) - value]
+        at = np.arange(len(layers)) + (index - len(names) / 2) * 0.16
+        axis.bar(at, value, 0.15, yerr=np.maximum(error, 0), color=colour, label=name, capsize=2)
+    axis.set_xticks(np.arange(len(layers)), [f"layer {layer}" for layer in layers])
+    axis.set_ylabel("mean absolute value")
+    axis.legend(fontsize=7)
+    return figure
+
+
 def draw_attention(rows: Rows) -> Any:
     """Four maps of the last layer: Vanilla, UAT, UAT's base and modulation, and the difference of logits."""
     trace = rows.trace("attention")
@@ -527,6 +548,12 @@ DRAWINGS: tuple[Drawing, ...] = (
         caption="Episodes of 150 steps with two shifts (dashed), on which no policy was trained. Last layer, mean over "
         "heads, episodes and seeds.",
         draw=draw_attention,
+    ),
+    Drawing(
+        name="terms",
+        title="Terms of the attention logits",
+        caption="DarkRoom (cyclic), UAT: size of each term of the logit, centred over keys, with 95 % intervals.",
+        draw=draw_terms,
     ),
     Drawing(
         name="gate",

@@ -219,6 +219,25 @@ def attention_table(rows: Rows) -> Table | None:
     )
 
 
+def terms_table(rows: Rows) -> Table | None:
+    """Sizes of the terms of UAT's attention logits, by layer."""
+    trace = rows.trace("terms")
+    if trace is None:
+        return None
+    by_layer: dict[int, dict[str, str]] = {}
+    for row in trace.rows:
+        by_layer.setdefault(row["layer"], {})[row["term"]] = f"{row['value']:.3f} {_bounds(row)} ({row['share']:.0%})"
+    names = list(dict.fromkeys(row["term"] for row in trace.rows))
+    return Table(
+        name="mechanism-terms",
+        title="darkroom: sizes of the terms of UAT's attention logits",
+        note="Mean absolute value, centred over the keys that a query sees, with a 95 % interval and the share of all "
+        "terms. ℓ0: observations alone; ℓ1: gated keys; ℓ2: gated queries; ℓ3: both; offsets: terms with U_Q or U_K.",
+        head=["layer", *names],
+        rows=[[str(layer), *(own.get(name, "") for name in names)] for layer, own in by_layer.items()],
+    )
+
+
 def gate_table(rows: Rows) -> Table | None:
     """Norms of the regime gate by regime and volatility, and the effect of the gates on decisions."""
     norms = gate_rows(rows, quantity="rho_norm", where="window")

@@ -48,7 +48,7 @@ FIGURES_OF = {
     "main": ["main"],
     "boundary": ["boundary", "curves"],
     "binding": ["binding"],
-    "mechanism": ["attention", "gate", "kinetics"],
+    "mechanism": ["attention", "terms", "gate", "kinetics"],
     "sensitivity": ["sensitivity"],
     "diagnostics": ["diagnostics"],
     "efficiency": ["efficiency"],
@@ -114,6 +114,7 @@ def tables_of(rows: Rows, study: str) -> list[Table]:
         case "mechanism":
             result += [
                 study_tables.attention_table(rows),
+                study_tables.terms_table(rows),
                 study_tables.gate_table(rows),
                 study_tables.shocks_table(rows),
             ]

@@ -132,7 +132,7 @@ STUDIES: dict[str, Study] = {
                 tasks=("cyclic",),
                 methods=PAIR,
                 settings=LONG,
-                probes=frozenset({"attention"}),
+                probes=frozenset({"attention", "terms"}),
             ),
             Sweep(
                 domain="sepsis",

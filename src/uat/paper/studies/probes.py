@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from uat.evaluation.scores import BLIND
-from uat.paper.mechanism import attention_under_shifts, gates_of_markets, kinetics_of
-from uat.rows import ATTENTION, GATE, GATE_AREAS, GATE_MEANS, KINETICS, check_row, check_rows
+from uat.paper.mechanism import attention_under_shifts, gates_of_markets, kinetics_of, terms_of_runs
+from uat.rows import ATTENTION, GATE, GATE_AREAS, GATE_MEANS, KINETICS, TERMS, check_row, check_rows
 from uat.runs import Run
 from uat.settings import shown
 from uat.tensor_files import RunError, read_tensors, write_tensors
@@ -26,6 +26,7 @@ from uat.tensor_files import RunError, read_tensors, write_tensors
 INFORMED = "uat"
 """The method whose gates and attention are analysed and compared with the blind method."""
 KINETICS_EPISODES = {"smoke": 16, "quick": 256, "paper": 1024}
+TERMS_EPISODES = {"smoke": 4, "quick": 64, "paper": 256}
 ATTENTION_EPISODES = {"smoke": 4, "quick": 32, "paper": 32}
 
 Runs = Mapping[str, Sequence[Run]]
@@ -50,6 +51,12 @@ def probe_attention(runs: Runs, device: torch.device) -> Trace:
     names = [item.name for item in fields(study) if item.name.endswith("_LTT")]
     maps = {name.removesuffix("_LTT"): torch.from_numpy(getattr(study, name)).half() for name in names}
     return Trace(study.rows, {**maps, "shifts": torch.tensor(study.shifts)})
+
+
+def probe_terms(runs: Runs, device: torch.device) -> Trace:
+    """Sizes of the terms of UAT's attention logits, by layer."""
+    rows = terms_of_runs(runs[INFORMED], episodes=TERMS_EPISODES[runs[INFORMED][0].config.preset], device=device)
+    return Trace(rows, {"share": torch.tensor([row["share"] for row in rows])})
 
 
 def probe_kinetics(runs: Runs, device: torch.device) -> Trace:
@@ -99,6 +106,7 @@ def _day_numbers(date: NDArray[np.datetime64]) -> NDArray[np.int64]:
 
 PROBES: dict[str, Callable[[Runs, torch.device], Trace]] = {
     "attention": probe_attention,
+    "terms": probe_terms,
     "kinetics": probe_kinetics,
     "gate": probe_gate,
 }
@@ -146,6 +154,11 @@ def check_attention(trace: Trace, where: str) -> None:
     check_array(trace, "shifts", (len(trace.arrays["shifts"].reshape(-1)),), where, floating=False)
 
 
+def check_terms(trace: Trace, where: str) -> None:
+    check_rows(trace.rows, TERMS, where)
+    check_array(trace, "share", (len(trace.rows),), where, floating=True)
+
+
 def check_kinetics(trace: Trace, where: str) -> None:
     check_rows(trace.rows, KINETICS, where)
     for method in {row["method"] for row in trace.rows}:
@@ -185,6 +198,7 @@ MOST_DAYS = 10_000_000
 """Limit of day and step numbers, since matplotlib cannot draw dates far beyond any calendar."""
 CHECKS: dict[str, Callable[[Trace, str], None]] = {
     "attention": check_attention,
+    "terms": check_terms,
     "kinetics": check_kinetics,
     "gate": check_gate,
 }
