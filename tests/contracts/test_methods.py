@@ -37,10 +37,18 @@ from uat.spec import Box, Discrete, Spec
 from uat.training.optimizing import rate_of
 
 every_method = pytest.mark.parametrize("method", METHODS)
+VARIANTS_MEET = ("vector-discrete", "items-discrete")
+"""Problems that every entry meets by default; the others of an entry that only changes settings are slow."""
+
+
+def marks(method: str, spec: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.slow] if METHODS[method].changes and spec not in VARIANTS_MEET else []
+
+
 every_pair = pytest.mark.parametrize(
     ("method", "spec"),
     [
-        pytest.param(method, ALL_SPECS[spec], id=f"{method}-{spec}")
+        pytest.param(method, ALL_SPECS[spec], id=f"{method}-{spec}", marks=marks(method, spec))
         for (method, spec), reason in PAIRS.items()
         if not reason
     ],
@@ -49,7 +57,7 @@ every_pair_and_precision = pytest.mark.parametrize(
     ("method", "spec", "dtype"),
     [
         *(
-            pytest.param(method, ALL_SPECS[spec], torch.float64, id=f"{method}-{spec}-float64")
+            pytest.param(method, ALL_SPECS[spec], torch.float64, id=f"{method}-{spec}-f64", marks=marks(method, spec))
             for (method, spec), reason in PAIRS.items()
             if not reason
         ),
