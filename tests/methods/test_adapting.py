@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from uat.engines.rollout import RolloutRunner
 from uat.episode import Step, Trajectory
 from uat.evaluation import evaluate
 from uat.methods import METHODS, Policy
+from uat.methods.cotta import Cotta
 from uat.recipes import recipe
 from uat.runs import Run, load_policy
 from uat.serving import Session
@@ -241,23 +243,66 @@ def test_a_captured_rollout_equals_the_plain_one(method: str) -> None:
         assert torch.equal(captured.action.cpu(), plain.action)
 
 
+STREAMS = 64
+
+
+def seconds(run: Callable[[], object]) -> float:
+    """The least processor time of four calls, since other work on the machine counts little in it."""
+    found = []
+    for _ in range(4):
+        start = time.process_time()
+        run()
+        found.append(time.process_time() - start)
+    return min(found)
+
+
+def seconds_of(method: str) -> float:
+    """Processor time of 64 episodes at the published size."""
+    config = recipe("darkroom", method, "paper")
+    domain = config.build_domain()
+    policy = METHODS[method].build(domain.spec, config.method).eval()
+    player = RolloutRunner(policy, domain.simulator("test", CPU), device=CPU, sampled=False)
+    return seconds(lambda: player.play(torch.arange(STREAMS), 0))
+
+
+def seconds_of_products() -> float:
+    """Processor time of the work on weights that an episode of CoTTA cannot avoid: each stream's own products with the
+    teacher's and the student's weights, forward and backward, the student's step and the teacher's average."""
+    config = recipe("darkroom", "cotta", "paper")
+    policy = METHODS["cotta"].build(config.build_domain().spec, config.method)
+    assert isinstance(policy, Cotta)
+    student, teacher = (policy.layout.views(torch.zeros(STREAMS, sum(policy.layout.sizes))) for _ in range(2))
+    matrices = [(student[name], teacher[name]) for name in student if student[name].dim() == 3]
+    rows = [(torch.ones(STREAMS, 3, w.shape[1]), torch.ones(STREAMS, 1, w.shape[2])) for w, _ in matrices]
+
+    def episode() -> None:
+        for _ in range(config.domain.horizon):
+            for (_, mean), (x_BRI, _) in zip(matrices, rows, strict=True):
+                torch.bmm(x_BRI, mean)
+            for (own, _), (x_BRI, _) in zip(matrices, rows, strict=True):
+                torch.bmm(x_BRI[:, :1], own)
+            for (own, _), (_, dy_B1O) in zip(matrices, rows, strict=True):
+                torch.bmm(dy_B1O, own.mT)
+            for (own, _), (x_BRI, dy_B1O) in zip(matrices, rows, strict=True):
+                own.addcmul_(x_BRI[:, 0, :, None], dy_B1O)
+            for own, mean in matrices:
+                mean.lerp_(own, 0.001)
+
+    return seconds(episode)
+
+
 @pytest.mark.slow
-@every_method
-def test_evaluation_takes_at_most_23_times_vanillas_time(method: str) -> None:
-    """64 episodes at the published size, one thread, in processor time: other work on the machine counts little. TENT
-    takes about 4 times as long, CoTTA 21, most of it for moving a copy of all weights in each stream."""
-
-    def seconds(name: str) -> float:
-        config = recipe("darkroom", name, "paper")
-        domain = config.build_domain()
-        policy = METHODS[name].build(domain.spec, config.method).eval()
-        player, found = RolloutRunner(policy, domain.simulator("test", CPU), device=CPU, sampled=False), []
-        for _ in range(4):
-            start = time.process_time()
-            player.play(torch.arange(64), 0)
-            found.append(time.process_time() - start)
-        return min(found)
-
+def test_tent_takes_at_most_8_times_vanillas_time() -> None:
+    """In one thread; 4 to 5 times were measured."""
     with cpu_threads(1):
-        ratio = seconds(method) / seconds("vanilla")
-    assert ratio < 23, f"{method} takes {ratio:.1f} times as long"
+        ratio = seconds_of("tent") / seconds_of("vanilla")
+    assert ratio < 8, f"{ratio:.1f} times"
+
+
+@pytest.mark.slow
+def test_cotta_takes_at_most_3_times_the_time_of_its_products() -> None:
+    """Most of its time goes to each stream's own products, whose speed relative to Vanilla's differs between
+    processors: the whole takes 20 to 28 times as long as Vanilla. 1.9 to 2.3 times were measured."""
+    with cpu_threads(1):
+        ratio = seconds_of("cotta") / seconds_of_products()
+    assert ratio < 3, f"{ratio:.2f} times"
