@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import uat
+from uat.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
 TABLES = ROOT / "docs" / "report" / "tables"
@@ -67,6 +68,13 @@ def test_the_index_lists_every_page() -> None:
     linked = {(index.parent / link.partition("#")[0]).resolve() for link in LINK.findall(index.read_text("utf-8"))}
     missing = [page.name for page in PAGES if page.is_relative_to(index.parent) and page not in {index, *linked}]
     assert missing == []
+
+
+def test_the_index_or_a_page_of_uat_names_every_method() -> None:
+    """A method of the registry has a page of its name, or a name in the index or among UAT's ablations."""
+    pages = {page.stem for page in (ROOT / "docs" / "methods").glob("*.md")}
+    text = "".join((ROOT / "docs" / page).read_text("utf-8") for page in ("README.md", "methods/uat.md"))
+    assert [name for name in METHODS.own if name not in pages and f"`{name}`" not in text] == []
 
 
 def test_broken_links_are_found(tmp_path: Path) -> None:

@@ -72,7 +72,8 @@ def test_adt_tokens_are_the_concatenation(spec: Spec, seed: int) -> None:
     policy, batch = random_adt(spec, seed=seed, max_positions=12), random_batch(spec, seed=seed)
     W_e = torch.cat(columns(policy), 1)
     o_and_f = torch.cat([observations(spec, batch.obs), feedback(spec, batch)], -1)
-    joined = policy.embedded(batch.obs, None, torch.ones(1), batch.prev_action, batch.prev_reward)[0]
+    nowhere = torch.zeros(1, dtype=torch.bool)
+    joined = policy.embedded(batch.obs, None, nowhere, batch.prev_action, batch.prev_reward)[0]
     torch.testing.assert_close(joined, o_and_f @ W_e.T, rtol=0, atol=1e-10)
     start = torch.tensor([0, 2, 5])
     position = start[:, None] + torch.arange(spec.steps)
@@ -165,7 +166,8 @@ def test_adt_logits_fall_into_four_forms_of_limited_rank(spec: Spec, seed: int) 
     d_m = policy.config.d_model // policy.config.num_heads
     block = policy.backbone.blocks[0]
     assert isinstance(block, Block)
-    x_TD = policy.embedded(batch.obs, None, torch.ones(1), batch.prev_action, batch.prev_reward)[0][0]
+    nowhere = torch.zeros(1, dtype=torch.bool)
+    x_TD = policy.embedded(batch.obs, None, nowhere, batch.prev_action, batch.prev_reward)[0][0]
     q_TD, k_TD, _ = block.attention.project(x_TD)
     part = {"o": observations(spec, batch.obs)[0], "f": feedback(spec, batch)[0]}
     W = dict(zip("of", columns(policy), strict=True))

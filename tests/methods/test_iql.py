@@ -18,6 +18,7 @@ from uat.contracts import Transition
 from uat.episode import Noise
 from uat.methods.iql import IQL, IQLConfig, expectile_loss
 from uat.methods.vanilla import Vanilla, VanillaConfig
+from uat.nn.encoders import VectorEncoder
 from uat.noise import integers
 from uat.spec import Discrete, Spec, Vector
 from uat.training import train
@@ -274,3 +275,19 @@ def test_iql_learns_from_logs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     rows = train(config, tmp_path / "whole", resume=True, device="cpu").rows("metrics.jsonl")
     assert {name for name in rows[0] if name.startswith("loss/")} == {"loss/value", "loss/critic", "loss/policy"}
     assert rows[0]["phase"] == "offline"
+
+
+def test_the_target_network_sees_standardised_observations_too() -> None:
+    """Raw observations give the losses of a policy that receives them standardised by hand."""
+    policy, twin = build_iql(), build_iql()
+    played = random_trajectory(DISCRETE, episodes=6, masked=False)
+    raw = replace(played, obs=played.obs.double() * 30 + 200)
+    policy.standardise(raw)
+    encoder = policy.backbone.encoder
+    assert isinstance(encoder, VectorEncoder)
+    assert encoder.normalizer is not None
+    by_hand = replace(raw, obs=encoder.normalizer(raw.obs))
+    found, expected = (p.loss(DISCRETE.clock.batch(x)) for p, x in ((policy, raw), (twin, by_hand)))
+    for name, (total, count) in expected.items():
+        torch.testing.assert_close(found[name][0], total, rtol=0, atol=1e-8)
+        assert found[name][1] == count

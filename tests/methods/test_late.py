@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.builders import ALL_SPECS, SPECS, build_random, random_batch, stream
+from uat.engines import plan_session
 from uat.episode import Batch
 from uat.methods.tokens import TokenPolicy
 from uat.methods.uat import UAT, UATConfig
@@ -141,9 +142,10 @@ def test_a_stream_that_restarts_is_a_new_one(lag: int, context: int | None) -> N
             torch.testing.assert_close(logits[1], expected[1, t - 4], **EXACT)
 
 
+@pytest.mark.parametrize("lag", [0, 1, 3])
 @every_kind
-def test_streams_are_taken_and_put(tokens: str) -> None:
-    policy = late(spec_of(lag=3), tokens=tokens)
+def test_streams_are_taken_and_put(tokens: str, lag: int) -> None:
+    policy = late(spec_of(lag=lag), tokens=tokens)
     batch = random_batch(policy.spec, episodes=3, whole=True)
     expected, state = parallel(policy, batch), policy.init_state(3, 7, "cpu")
     rows = torch.tensor([2, 0])
@@ -155,6 +157,17 @@ def test_streams_are_taken_and_put(tokens: str) -> None:
         for t in range(4, 7):
             logits, other = policy.step(other, batch.map(lambda x: x[[1, 2, 0]]).step(t))
             torch.testing.assert_close(logits[1:], expected[rows, t], **EXACT)
+
+
+@pytest.mark.parametrize("method", ["uat", "uat-late", "adt"])
+def test_a_memory_keeps_no_tensor_of_its_caller(method: str) -> None:
+    """Callers may reuse their observations, and `put` may write into a memory."""
+    policy = build_random(method, spec_of(), tokens="transition")
+    step = random_batch(spec_of(), episodes=3, whole=True).step(0)
+    with torch.no_grad():
+        _, state = policy.step(policy.init_state(3, 7, "cpu"), step)
+    given = {x.data_ptr() for x in (step.obs, step.prev_action, step.prev_reward, step.first)}
+    assert not given & {x.data_ptr() for x in state.tensors().values() if x.numel()}
 
 
 def test_a_window_that_has_passed_is_not_rewritten() -> None:
@@ -249,3 +262,19 @@ def test_standardised_observations_reach_both_maps() -> None:
     loaded.expect(policy.state_dict())
     loaded.load_state_dict(policy.state_dict())
     assert torch.equal(parallel(loaded, batch), parallel(policy, batch))
+
+
+# ---------------------------------------------------------------- engines
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"binding": "late"}, "late gates are computed by the plain engine alone"),
+        ({"tokens": "transition"}, "tokens='transition' with gates are computed by the plain engine alone"),
+    ],
+)
+def test_sessions_say_why_late_gates_take_the_plain_step(settings: dict[str, Any], reason: str) -> None:
+    policy = build_random("uat", spec_of(), dtype=torch.float32, **settings)
+    engine = plan_session(policy, 1)
+    assert (engine.name, engine.refused) == ("plain", reason)

@@ -41,9 +41,9 @@ def unsupported_structure(policy: Policy) -> str | None:
     if isinstance(policy.spec.action, Box):
         return "actions of a box are decided by the plain engine alone"
     if isinstance(policy, UAT) and policy.config.binding != "early":
-        return f"gates that bind {policy.config.binding} are computed by the plain engine alone"
+        return f"{policy.config.binding} gates are computed by the plain engine alone"
     if isinstance(policy, UAT) and policy.config.tokens != "observation":
-        return f"tokens of the kind {policy.config.tokens!r} are gated by the plain engine alone"
+        return f"tokens={policy.config.tokens!r} with gates are computed by the plain engine alone"
     return structure.difference(policy, policy.spec, policy.config)
 
 

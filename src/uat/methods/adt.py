@@ -88,7 +88,7 @@ class ADT(TokenPolicy):
             h_BD = self.backbone.attend_step(x_BD, cache)
         assert h_BD is not None
         logits_BA = self.head.logits(h_BD, step.allowed)
-        return logits_BA, cache if prev_obs_B is None else ADTState(cache, step.obs)
+        return logits_BA, cache if prev_obs_B is None else ADTState(cache, step.obs.clone())
 
     def trace(self, batch: Batch) -> Trace:
         """Return attention; with two tokens a step, its axes are tokens."""

@@ -110,6 +110,10 @@ class IQL(Vanilla):
     def unsupported_reason(cls, spec: Spec) -> str | None:
         return None if isinstance(spec.action, Discrete) else f"takes ids as actions, not {spec.action}"
 
+    @property
+    def observation_encoders(self) -> list[nn.Module]:
+        return [self.backbone.encoder, self.target.backbone.encoder]
+
     def phases(self) -> tuple[Phase, ...]:
         behaviour = Behaviour(self.config.random_share, self.config.random_steps)
         return (Phase("offline", self.loss, behaviour=behaviour, after_step=self.follow),)

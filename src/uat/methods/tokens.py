@@ -110,16 +110,16 @@ class TokenPolicy(TransformerPolicy):
     # ------------------------------------------------------------ tokens
 
     def embedded(
-        self, obs: Tensor, prev_obs: Tensor | None, later: Tensor, prev_action: Tensor, prev_reward: Tensor
+        self, obs: Tensor, prev_obs: Tensor | None, first: Tensor, prev_action: Tensor, prev_reward: Tensor
     ) -> list[Tensor]:
         """Return the tokens of a step in their order, without position and norm; each (..., D).
 
-        later: True (...) where a step comes before this one.
+        first: True (...) where no step comes before this one.
         """
         parts = []
         if self.previous is not None:
             assert prev_obs is not None
-            parts.append(self.previous(prev_obs) * later[..., None])
+            parts.append(self.previous(prev_obs) * ~first[..., None])
         if self.action is not None:
             parts.append(self.action(prev_action))
         if self.reward is not None:
@@ -139,15 +139,16 @@ class TokenPolicy(TransformerPolicy):
         if not (self.config.holds_feedback or self.config.remembers_observation):
             return self.backbone.embed(batch.obs, batch.start)
         steps = batch.obs.shape[1]
-        later_T = torch.arange(steps, device=batch.obs.device) > 0
+        first_T = torch.arange(steps, device=batch.obs.device) == 0
         previous = shift(batch.obs, 1) if self.previous is not None else None
-        tokens = self.embedded(batch.obs, previous, later_T, batch.prev_action, batch.prev_reward)
+        tokens = self.embedded(batch.obs, previous, first_T, batch.prev_action, batch.prev_reward)
         position = self.backbone.step_positions(steps, batch.start)
-        return torch.stack([self.backbone.place(x, position) for x in tokens], dim=2).flatten(1, 2)
+        placed = [self.backbone.place(x, position) for x in tokens]
+        return placed[0] if len(placed) == 1 else torch.stack(placed, dim=2).flatten(1, 2)
 
     def step_tokens(self, step: Step, prev_obs_B: Tensor | None, seen_B: Tensor) -> list[Tensor]:
         """Return the tokens of one step (B, D), with positions and norm. seen_B: steps that each stream has seen."""
-        tokens = self.embedded(step.obs, prev_obs_B, ~step.first, step.prev_action, step.prev_reward)
+        tokens = self.embedded(step.obs, prev_obs_B, step.first, step.prev_action, step.prev_reward)
         return [self.backbone.place(x_BD, seen_B) for x_BD in tokens]
 
     def no_observation(self, streams: int) -> Tensor | None:

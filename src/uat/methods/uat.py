@@ -146,7 +146,7 @@ class UAT(TokenPolicy):
         ubar_BU = state.ubar_BU.masked_fill(step.first[:, None], 0.0)
         gates, ubar_BU = self.utility.step(ubar_BU, step.prev_action, step.prev_reward)
         *transition, token_BD = self.step_tokens(step, state.obs_B, cache.steps(self.tokens_per_step))
-        obs_B = None if state.obs_B is None else step.obs
+        obs_B = None if state.obs_B is None else step.obs.clone()
         if unanswered is None:
             for x_BD in transition:
                 self.backbone.attend_step(x_BD, cache, gates)

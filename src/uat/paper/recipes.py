@@ -112,7 +112,7 @@ PAIRS: dict[tuple[str, str], Settings] = {
         "method.d_utility": 16,
         "method.d_action": 8,
         "method.d_hidden": 32,
-        "method.decay": 0.7,
+        "method.feedback_decay": 0.7,
         "train.utility_lr": 2e-2,
     },
 }

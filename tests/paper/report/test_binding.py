@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from uat.domains.rule.world import RuleConfig
 from uat.evaluation.scores import Score, setting_of
 from uat.paper.report.binding_tables import Reached, binding_tables, parameters, rates_table, ratio, reached
 from uat.paper.report.figures import draw_binding
 from uat.paper.report.rows import Rows
-from uat.paper.studies.binding import BINDING, RATES, WAYS, WIDTHS, Way, main_sweep, rate_sweep
+from uat.paper.studies import binding
+from uat.paper.studies.binding import BINDING, RATE_SEED, RATES, WAYS, WIDTHS, Way, main_sweep, rate_sweep, world_sweep
 from uat.paper.studies.cells import Sweep, build_cell
 from uat.paper.studies.grids import STUDIES
 
@@ -55,6 +57,29 @@ def test_updates_are_counted_from_chance_to_the_filter() -> None:
     assert reached(Rows(preset="paper", scores=[], curves=rows.curves), sweep, "uat-late", 0.8) is None
 
 
+def test_the_seed_that_chose_a_rate_is_not_among_those_that_judge_it() -> None:
+    """The recipe's rate has the same setting in both studies, so that their curves differ by seed alone."""
+    sweep = main_sweep(LATE, 10)
+    assert place(sweep, "uat-late") == place(rate_sweep(LATE, 10, 1e-3), "uat-late")
+    rows = rows_of(
+        curve(LATE, sweep, 0, (50, 0.5), (300, 0.9)),
+        curve(LATE, sweep, RATE_SEED, (50, 0.5), (100, 0.9)),
+    )
+    assert reached(rows, sweep, "uat-late", 0.8) == Reached((300.0,), 300)
+    assert reached(rows, sweep, "uat-late", 0.8, chooses=True) == Reached((100.0,), 100)
+    table = rates_table(rows)
+    assert table is not None
+    assert table.rows[0] == ["10", "observation", "late", "", "100", "", "0.001"]
+
+
+def test_a_way_has_its_own_rate_in_other_worlds_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(binding.CHOSEN_RATES, ("observation", "late", 10), 3e-3)
+    assert main_sweep(LATE, 10).settings["train.lr"] == 3e-3
+    assert world_sweep(LATE, "flips").settings["train.lr"] == 3e-3
+    assert "train.lr" not in world_sweep(PAPER, "flips").settings
+    assert RuleConfig().d_obs == binding.DEFAULT_WIDTH
+
+
 @pytest.mark.parametrize(
     ("updates", "text"),
     [
@@ -71,13 +96,21 @@ def test_updates_say_which_seeds_never_got_there(updates: tuple[float, ...], tex
 
 def test_ratios_are_of_geometric_means_and_say_when_they_are_bounds() -> None:
     own, paper = Reached((100.0, 400.0), 8000), Reached((1600.0, 400.0), 8000)
-    rows = rows_of()
-    assert ratio(rows, own, paper) == "4.0"
-    assert ratio(rows, own, Reached((8000.0, math.inf), 8000)) == "≥ 40.0"
-    assert ratio(rows, Reached((math.inf,), 8000), paper) == "≤ 0.1"
-    assert ratio(rows, Reached((math.inf,), 8000), Reached((math.inf,), 8000)) == ""
-    value, interval = ratio(rows, Reached((100.0,) * 3, 8000), Reached((800.0,) * 3, 8000)).split(" ", 1)
-    assert (value, interval) == ("8.0", "[8.0, 8.0]")
+    never = (math.inf,) * 3
+    assert ratio(own, paper) == "4.0"
+    assert ratio(own, Reached((8000.0, math.inf), 8000)) == "≥ 40.0"
+    assert ratio(Reached((math.inf,), 8000), paper) == "≤ 0.1"
+    assert ratio(Reached((math.inf,), 8000), Reached((math.inf,), 8000)) == "?"
+    assert ratio(Reached((100.0,) * 3, 8000), Reached((800.0,) * 3, 8000)) == "8.0 [8.0, 8.0]"
+    assert ratio(Reached((100.0,) * 3, 8000), Reached(never, 8000)) == "≥ 80.0 [80.0, ∞)"
+    assert ratio(Reached(never, 8000), Reached((800.0,) * 3, 8000)) == "≤ 0.1 (0, 0.1]"
+
+
+def test_a_way_compared_with_itself_has_no_interval() -> None:
+    """Resampling the same seeds twice would give one."""
+    curves = [curve(PAPER, main_sweep(PAPER, 10), seed, (50, 0.5), (100 * (seed + 1), 0.9)) for seed in range(5)]
+    table = next(t for t in binding_tables(rows_of(*curves)) if t.name == "binding-ratio-10")
+    assert table.rows[0][table.head.index("early")] == "1.0"
 
 
 def test_tables_hold_the_product_of_tokens_and_gates() -> None:

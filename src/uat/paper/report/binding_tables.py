@@ -20,6 +20,7 @@ from uat.paper.studies.binding import (
     ELSEWHERE,
     GATES,
     OTHER_WORLDS,
+    RATE_SEED,
     RATES,
     SHARES,
     TOKENS,
@@ -63,9 +64,12 @@ class Reached(NamedTuple):
         return f"{text} [{min(there):,.0f}, {max(there):,.0f}{missing}]"
 
 
-def reached(rows: Rows, sweep: Sweep, method: str, share: float) -> Reached | None:
-    """Return the updates that each seed took; None if nothing was measured, or the filter was not."""
-    curves, ceiling = sweep_curves(rows, sweep, method), sweep_points(rows, sweep, CEILING, "accuracy")
+def reached(rows: Rows, sweep: Sweep, method: str, share: float, *, chooses: bool = False) -> Reached | None:
+    """Return the updates that each seed took; None if nothing was measured, or the filter was not.
+
+    chooses: take the seed that chooses the rates; otherwise the other seeds, which judge them.
+    """
+    curves, ceiling = _curves(rows, sweep, method, chooses=chooses), sweep_points(rows, sweep, CEILING, "accuracy")
     if not curves or ceiling is None:
         return None
     goal = _chance(sweep) + share * (ceiling.mean - _chance(sweep))
@@ -73,27 +77,33 @@ def reached(rows: Rows, sweep: Sweep, method: str, share: float) -> Reached | No
     return Reached(tuple(updates), max(int(curve["points"][-1][0]) for curve in curves))
 
 
+def _curves(rows: Rows, sweep: Sweep, method: str, *, chooses: bool) -> list[dict[str, Any]]:
+    """Return the curves of one of the two studies. At the chosen rate, and at the recipe's, both have one setting."""
+    return [curve for curve in sweep_curves(rows, sweep, method) if (curve["seed"] == RATE_SEED) == chooses]
+
+
 def _chance(sweep: Sweep) -> float:
     return 1 / sweep.settings.get("domain.num_actions", DOMAINS["rule"].config().num_actions)
 
 
-def ratio(rows: Rows, own: Reached, other: Reached) -> str:
+def ratio(own: Reached, other: Reached) -> str:
     """Return how many times as many updates the other takes, by geometric means, with a bootstrap interval over seeds.
 
-    A seed that never got there counts with its whole training, so the ratio is then a bound.
+    A seed that never got there counts with its whole training, so the ratio is then a bound, and the interval is open
+    on that side. It is unknown if both have such seeds.
     """
     logs = [np.log(np.minimum(r.updates, r.most)) for r in (own, other)]
-    bound = [any(math.isinf(x) for x in r.updates) for r in (own, other)]
-    mark = {(False, False): "", (False, True): "≥ ", (True, False): "≤ "}.get((bound[0], bound[1]))
-    if mark is None:
-        return ""
+    above, below = (any(math.isinf(x) for x in r.updates) for r in (other, own))
+    if above and below:
+        return "?"
+    mark = "≥ " if above else "≤ " if below else ""
     value = math.exp(logs[1].mean() - logs[0].mean())
     if min(map(len, logs)) < 3:
         return f"{mark}{value:.1f}"
     draws = np.random.default_rng(0)
     means = [x[draws.integers(len(x), size=(DRAWS, len(x)))].mean(1) for x in logs]
     low, high = np.exp(np.quantile(means[1] - means[0], [0.025, 0.975]))
-    return f"{mark}{value:.1f} [{low:.1f}, {high:.1f}]"
+    return f"{mark}{value:.1f} {'(0' if below else f'[{low:.1f}'}, {'∞)' if above else f'{high:.1f}]'}"
 
 
 def binding_tables(rows: Rows) -> list[Table]:
@@ -109,10 +119,11 @@ def binding_tables(rows: Rows) -> list[Table]:
             tables.append(_product(name, title, ABOUT.format(share=share), {w: str(r or "") for w, r in found.items()}))
             paper = found[REFERENCE]
             if share == PRIMARY and paper is not None:
-                times = {way: ratio(rows, own, paper) for way, own in found.items() if own is not None}
+                times = {way: ratio(own, paper) for way, own in found.items() if own is not None} | {REFERENCE: "1.0"}
                 note = (
                     "How many times as many updates the paper's UAT takes (geometric means over seeds, 95 % bootstrap "
-                    "interval from three seeds on). ≥ and ≤: a training that never got there counts in full."
+                    "interval from three seeds on). ≥ and ≤: a training that never got there counts in full. ?: both "
+                    "have such trainings."
                 )
                 tables.append(_product(f"binding-ratio-{width}", f"{title}, as ratios to UAT", note, times))
     tables += [table for label in OTHER_WORLDS if (table := _other_world(rows, label))]
@@ -151,7 +162,10 @@ def rates_table(rows: Rows) -> Table | None:
     for width in WIDTHS:
         for way in WAYS:
             at = {rate: rate_sweep(way, width, rate) for rate in RATES}
-            times = {rate: [reached(rows, sweep, way.method, share) for share in SHARES] for rate, sweep in at.items()}
+            times = {
+                rate: [reached(rows, sweep, way.method, share, chooses=True) for share in SHARES]
+                for rate, sweep in at.items()
+            }
             if not any(any(pair) for pair in times.values()):
                 continue
             best = min(RATES, key=lambda rate: _order(rows, at[rate], way, times[rate]))
@@ -169,7 +183,7 @@ def rates_table(rows: Rows) -> Table | None:
 
 def _order(rows: Rows, sweep: Sweep, way: Way, times: Sequence[Reached | None]) -> tuple[float, float, float]:
     """Smaller is better: updates to 80 %, then to 50 %, then the last accuracy."""
-    curves = sweep_curves(rows, sweep, way.method)
+    curves = _curves(rows, sweep, way.method, chooses=True)
     to = [math.inf if r is None else float(np.median(r.updates)) for r in times]
     return to[1], to[0], -curves[0]["points"][-1][1] if curves else math.inf
 

@@ -21,7 +21,9 @@ from uat.paper.studies.cells import Sweep
 TOKENS = ("observation", "previous", "feedback", "transition", "two")
 GATES = ("none", "none, encoded", "early", "late")
 WIDTHS = (5, 10, 20)
-"""Widths of the observation; the default of the domain is 10."""
+"""Widths of the observation."""
+DEFAULT_WIDTH = 10
+"""The domain's own width, which other worlds have; their ways learn at the rates chosen for it."""
 RATES = (3e-4, 1e-3, 3e-3)
 """Learning rates among which each way of binding has its own."""
 RATE_SEED = 100
@@ -93,8 +95,7 @@ CHOSEN_RATES: dict[tuple[str, str, int], float] = {}
 
 def main_sweep(way: Way, width: int) -> Sweep:
     """The trainings of a way at one width of the observation, at its own rate."""
-    rate = CHOSEN_RATES.get((way.tokens, way.gates, width))
-    return way.sweep(f"d_o = {width}", {"domain.d_obs": width, **({} if rate is None else {"train.lr": rate})})
+    return way.sweep(f"d_o = {width}", {"domain.d_obs": width, **_own_rate(way, width)})
 
 
 def rate_sweep(way: Way, width: int, rate: float) -> Sweep:
@@ -103,7 +104,12 @@ def rate_sweep(way: Way, width: int, rate: float) -> Sweep:
 
 def world_sweep(way: Way, label: str) -> Sweep:
     task, settings = OTHER_WORLDS[label]
-    return way.sweep(label, settings, task)
+    return way.sweep(label, {**settings, **_own_rate(way, DEFAULT_WIDTH)}, task)
+
+
+def _own_rate(way: Way, width: int) -> dict[str, Any]:
+    rate = CHOSEN_RATES.get((way.tokens, way.gates, width))
+    return {} if rate is None else {"train.lr": rate}
 
 
 BINDING = (
