@@ -192,7 +192,7 @@ ATTENTION: Columns = {
     **dict.fromkeys(("value", "low", "high", "even"), NUMBER),
 }
 TERMS: Columns = {
-    "method": ENTRY,
+    **dict.fromkeys(("domain", "task", "method"), NAME_COLUMN),
     "term": TEXT,
     "layer": COUNT,
     **dict.fromkeys(("value", "low", "high", "share"), NUMBER),

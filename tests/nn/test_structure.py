@@ -329,7 +329,7 @@ def test_every_variant_and_every_problem_is_what_it_was_built_as() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "named"),
-    [({"binding": "late"}, "bind late"), *(({"tokens": kind}, repr(kind)) for kind in ("feedback", "two"))],
+    [({"binding": "late"}, "late gates"), *(({"tokens": kind}, repr(kind)) for kind in ("feedback", "two"))],
 )
 def test_gates_and_tokens_that_kernels_do_not_know_are_refused(settings: dict[str, Any], named: str) -> None:
     for refused in refusals(build("uat", **settings)):

@@ -255,7 +255,7 @@ def test_a_damaged_trace_gets_one_sentence(probe: str, tmp_path: Path) -> None:
     for runs in (None, 7, [7], {}):
         write_tensors(file, arrays, {"rows": meta["rows"], "runs": runs})
         refused(lambda: read_trace(tmp_path, probe), file)
-    drawn = {"attention": "told", "kinetics": "uat/accuracy", "gate": "daily/day"}[probe]
+    drawn = {"attention": "told", "kinetics": "uat/accuracy", "gate": "daily/day", "terms": "share"}[probe]
     x = arrays[drawn]
     odd_arrays = [
         x[:0],

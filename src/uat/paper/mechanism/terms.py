@@ -68,14 +68,15 @@ def terms_of_runs(
     """Return one row per layer and term of runs that differ by seed alone: the size over their test episodes, with a
     95 % interval over seeds and episodes, and its share of all terms' sizes."""
     sizes = [_sizes_of(run, episodes, pick_device(device)) for run in runs]
-    rows = []
+    config, rows = runs[0].config, []
+    place = {"domain": config.domain_name, "task": config.build_domain().task, "method": config.method_name}
     for layer in range(len(sizes[0]["ℓ0"])):
         own = {name: torch.stack([one[name][layer] for one in sizes]) for name in TERMS}
         total = sum(float(x_SE.double().mean()) for x_SE in own.values())
         for name, x_SE in own.items():
             low, high = interval(x_SE)
             value = float(x_SE.double().mean())
-            about = {"method": runs[0].config.method_name, "layer": layer + 1, "term": name}
+            about = {**place, "layer": layer + 1, "term": name}
             rows.append({**about, "value": value, "low": low, "high": high, "share": value / total, "n": x_SE.shape[1]})
     return rows
 

@@ -208,6 +208,7 @@ def draw_terms(rows: Rows) -> Any:
         axis.bar(at, value, 0.15, yerr=np.maximum(error, 0), color=colour, label=name, capsize=2)
     axis.set_xticks(np.arange(len(layers)), [f"layer {layer}" for layer in layers])
     axis.set_ylabel("mean absolute value")
+    axis.set_title(f"{trace.rows[0]['domain']}, {trace.rows[0]['task']}", fontsize=9)
     axis.legend(fontsize=7)
     return figure
 
@@ -552,7 +553,8 @@ DRAWINGS: tuple[Drawing, ...] = (
     Drawing(
         name="terms",
         title="Terms of the attention logits",
-        caption="DarkRoom (cyclic), UAT: size of each term of the logit, centred over keys, with 95 % intervals.",
+        caption="DarkRoom, UAT: size of each term of the logit, centred over the keys that a query sees, with 95 % "
+        "intervals.",
         draw=draw_terms,
     ),
     Drawing(

@@ -230,7 +230,7 @@ def terms_table(rows: Rows) -> Table | None:
     names = list(dict.fromkeys(row["term"] for row in trace.rows))
     return Table(
         name="mechanism-terms",
-        title="darkroom: sizes of the terms of UAT's attention logits",
+        title=f"{trace.rows[0]['domain']}, {trace.rows[0]['task']}: sizes of the terms of UAT's attention logits",
         note="Mean absolute value, centred over the keys that a query sees, with a 95 % interval and the share of all "
         "terms. ℓ0: observations alone; ℓ1: gated keys; ℓ2: gated queries; ℓ3: both; offsets: terms with U_Q or U_K.",
         head=["layer", *names],
