@@ -27,6 +27,7 @@ from uat.evaluation.comparison import compare
 from uat.evaluation.scores import what_is_unfinished
 from uat.evaluation.tables import LEGEND, difference_rows, method_rows, print_rows, score_rows
 from uat.methods import METHODS
+from uat.objectives import OBJECTIVES
 from uat.paper.report.command import ReportOptions
 from uat.paper.report.command import command as report_command
 from uat.paper.report.writing import write_report
@@ -200,7 +201,7 @@ def run_list(args: list[str]) -> None:
 def run_train(args: list[str]) -> None:
     """Parse the arguments twice: first the names, which decide the available settings, then everything."""
     names = peek(args)
-    default = recipe(names["domain"], names["method"], names["preset"])
+    default = recipe(names["domain"], names["method"], names["preset"], objective=names["objective"])
     sections = [(name, type(getattr(default, name)), field(default=getattr(default, name))) for name in SECTIONS]
     extra = {"__doc__": TrainOptions.__doc__}
     kind = make_dataclass("Train", sections, bases=(TrainOptions,), namespace=extra, kw_only=True, frozen=True)
@@ -392,6 +393,9 @@ class TrainOptions:
     """Domain, such as darkroom; or your own code as python:MODULE:CLASS."""
     method_name: Annotated[str, tyro.conf.arg(name="method", metavar="NAME")] = "uat"
     """Method, such as uat or vanilla; or your own code as python:MODULE:CLASS."""
+    objective_name: Annotated[str | None, tyro.conf.arg(name="objective", metavar="NAME")] = None
+    """What is minimised: imitation of an expert, or ppo, which learns from rewards alone; unset: what is usual in the
+    domain."""
     preset: str = "paper"
     """smoke (seconds), quick (minutes on two cores) or paper (the published settings)."""
     seed: int = 0
@@ -412,8 +416,8 @@ class TrainOptions:
     """Print JSON instead of a table."""
 
 
-def peek(args: list[str]) -> dict[str, str]:
-    """Read the domain, the method and the preset, which decide the settings of `uat train`."""
+def peek(args: list[str]) -> dict[str, Any]:
+    """Read the domain, the method, the objective and the preset, which decide the settings of `uat train`."""
 
     def value_of(flag: str, default: str) -> str:
         """Return the value of the last such flag, as tyro does."""
@@ -429,10 +433,12 @@ def peek(args: list[str]) -> dict[str, str]:
     positional = args[0] if leads else next((arg for arg in args if is_address(arg) or arg in DOMAINS), None)
     if positional is None and not asks_help:
         raise ValueError(f"name a domain first: uat train DOMAIN ...; known: {', '.join(DOMAINS)}")
+    objective = value_of("--objective", "")
     return {
         "domain": named("domain", positional or DOMAINS.own[0], DOMAINS),
         "method": named("method", value_of("--method", "uat"), METHODS),
         "preset": lookup("preset", value_of("--preset", "paper"), PRESETS),
+        "objective": lookup("objective", objective, OBJECTIVES) if objective else None,
     }
 
 
@@ -487,7 +493,8 @@ def required_names(framed: str) -> list[str]:
 
 def best_epoch(run: Run) -> dict[str, Any]:
     """Return the row of the epoch whose weights were kept."""
-    metric, file = run.config.build_domain().metrics[0], "metrics.jsonl"
+    objective, file = OBJECTIVES[run.config.objective_name].build, "metrics.jsonl"
+    metric = objective.criterion(run.config.build_domain().metrics)
     name, sign = f"validation/{metric.name}", 1 if metric.higher_is_better else -1
     rows = [check_row(row, {name: NUMBER}, str(run.file(file))) for row in run.rows(file) if name in row]
     if not rows:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from uat.domains import DOMAINS, Domain
 from uat.feedback import TRUE, CorruptedDomain, FeedbackConfig
 from uat.methods import METHODS
+from uat.objectives import OBJECTIVES, ImitationConfig
 from uat.registry import Registry
 from uat.settings import (
     Amount,
@@ -21,6 +22,7 @@ from uat.settings import (
     Epochs,
     Scale,
     Seed,
+    Share,
     Warmup,
     check_fields,
     checked,
@@ -33,21 +35,27 @@ from uat.settings import (
 from uat.spec import Assets, Box, Discrete, Items, Named, Spec, Vector, Weights
 
 PRESETS = ("smoke", "quick", "paper")
+IMITATION = ImitationConfig()
 Precision = Literal["fp64", "fp32", "tf32", "bf16"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
     epochs: Epochs = 500
-    """Maximum number of epochs; in a simulator domain an epoch is one batch of episodes and one optimizer step."""
+    """Maximum number of epochs. In a simulator domain an epoch plays one batch of episodes, followed by one optimizer
+    step, or by those of an objective that uses each rollout several times."""
+    steps: Count | None = None
+    """Environment steps after which training by an objective such as ppo ends; unset: `epochs` decides."""
     batch_size: Count = 256
     """Episodes per epoch."""
     lr: Scale = 2e-3
     """Learning rate of all parameters except the utility encoder and the regime readout."""
     utility_lr: Scale = 2e-2
     """Learning rate of the utility encoder and the regime readout."""
-    lr_schedule: Literal["constant", "cosine"] = "constant"
-    """Learning rates after the warm-up: constant, or decaying to zero along a cosine."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rates after the warm-up: constant, or decaying along a line or a cosine."""
+    last_lr: Share = 0.0
+    """Share of the learning rates at which a decay ends."""
     warmup: Warmup = 0
     """Epochs of warm-up, in which the learning rates rise linearly from zero."""
     weight_decay: Amount = 1e-5
@@ -99,9 +107,13 @@ class RunConfig:
     evaluation: EvaluationConfig
     feedback: FeedbackConfig = TRUE
     """Corruption of the actions and rewards that policies see, in training and in evaluation."""
+    objective_name: str = "imitation"
+    objective: Any = IMITATION
+    """The objective's own config."""
 
     def __post_init__(self) -> None:
         check_fields(self)
+        wanted = OBJECTIVES[lookup("objective", self.objective_name, OBJECTIVES)].config
         lookup("preset", self.preset, PRESETS)
         method = METHODS[lookup("method", self.method_name, METHODS)]
         if not method.serves(self.domain_name):
@@ -110,6 +122,7 @@ class RunConfig:
         for name, kind in (
             ("domain", DOMAINS[lookup("domain", self.domain_name, DOMAINS)].config),
             ("method", method.config),
+            ("objective", wanted),
         ):
             if type(getattr(self, name)) is not kind:
                 raise ValueError(f"{name}={shown(getattr(self, name))} must be a {kind.__name__}")
@@ -142,6 +155,9 @@ class RunConfig:
         changed["domain"] |= DOMAINS[self.domain_name].content(self.domain)
         if not changed["feedback"]:
             del changed["feedback"]  # the section was added later: runs with true feedback keep their names
+        own = changed.pop("objective")
+        if self.objective_name != "imitation":  # added later, too
+            changed["objective"] = {"name": self.objective_name, **own}
         revisions = [METHODS[self.method_name].policy.revision, DOMAINS[self.domain_name].revision]
         what = [self.domain_name, self.method_name, self.preset, self.seed, changed, revisions]
         text = json.dumps(what, sort_keys=True)
@@ -152,7 +168,7 @@ class RunConfig:
         return replace(self, seed=0).identity()
 
 
-SECTIONS = ("domain", "method", "train", "evaluation", "feedback")
+SECTIONS = ("domain", "method", "train", "evaluation", "feedback", "objective")
 
 
 def changes(section: Any) -> dict[str, Any]:
@@ -167,7 +183,7 @@ def with_oldest_names(section: Any) -> dict[str, Any]:
     return {oldest[name]: value for name, value in to_json(section).items()}
 
 
-FIXED = ("domain_name", "method_name", "preset")
+FIXED = ("domain_name", "method_name", "preset", "objective_name")
 """Fields that select all other settings, and so cannot be overridden."""
 
 
@@ -181,8 +197,9 @@ def override(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
         if name in FIXED:
             raise ValueError(f"{name} cannot be overridden: it selects the other settings; compose another recipe")
         if name in SECTIONS:
-            inner = next(iter(field_types(type(getattr(config, name)))))
-            raise ValueError(f"{name!r} is a section; set one of its fields, such as {name}.{inner}")
+            known = [f"{name}.{inner}" for inner in field_types(type(getattr(config, name)))]
+            example = f"set one of its fields, such as {known[0]}" if known else "it has no settings"
+            raise ValueError(f"{name!r} is a section; {example}")
         name = current_name(config, name)
         lookup("setting", name, setting_names(config))
         config = _with(config, name.split("."), value, name)
@@ -257,7 +274,9 @@ def run_config_from_json(data: Mapping[str, Any]) -> RunConfig:
         sections["method"] = METHODS[lookup("method", data["method_name"], METHODS)].config
     except KeyError as missing:
         raise ValueError(f"the field {missing} is missing") from None
-    optional = {"feedback": {}}
+    objective = data.get("objective_name", "imitation")
+    sections["objective"] = OBJECTIVES[lookup("objective", objective, OBJECTIVES)].config
+    optional = {"feedback": {}, "objective": {}}
     built = {name: from_json(kind, data.get(name, optional.get(name)), name) for name, kind in sections.items()}
     return from_json(RunConfig, {**data, **built}, "")
 

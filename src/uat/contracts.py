@@ -166,6 +166,8 @@ class Worlds(ABC):
     """B episodes at once on one device. All randomness is an argument, made by `noise`."""
 
     spec: Spec
+    seconds: float = 0.0
+    """Wall time spent in environments so far, where worlds on the host count it."""
 
     @abstractmethod
     def noise(self, episode_ids: Tensor, seed: int) -> Noise:

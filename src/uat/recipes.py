@@ -18,6 +18,7 @@ from uat.domains import known_as as domain_known_as
 from uat.files import safe_name
 from uat.methods import METHODS
 from uat.methods import known_as as method_known_as
+from uat.objectives import OBJECTIVES, has_own_phases
 from uat.registry import is_address
 
 Settings = Mapping[str, Any]
@@ -62,11 +63,18 @@ DEFAULT = Recipes(
 """The recipes of domains without recipes of their own, such as a user's."""
 
 
-def recipe(domain: str, method: str, preset: str = "paper", *, seed: int = 0) -> RunConfig:
-    """Return the settings under which a method is trained in a domain: published ones if they exist, else defaults."""
+def recipe(
+    domain: str, method: str, preset: str = "paper", *, seed: int = 0, objective: str | None = None
+) -> RunConfig:
+    """Return the settings under which a method is trained in a domain: published ones if they exist, else defaults.
+
+    objective: what is minimised, such as "ppo"; unset: the domain's usual objective.
+    """
     lookup("domain", domain, DOMAINS)
     lookup("method", method, METHODS)
     lookup("preset", preset, PRESETS)
+    name = usual_objective(domain, method) if objective is None else lookup("objective", objective, OBJECTIVES)
+    learnt_by = OBJECTIVES[name]
     config = RunConfig(
         domain_name=domain,
         method_name=method,
@@ -76,6 +84,8 @@ def recipe(domain: str, method: str, preset: str = "paper", *, seed: int = 0) ->
         method=METHODS[method].configure(),
         train=TrainConfig(),
         evaluation=EvaluationConfig(),
+        objective_name=name,
+        objective=learnt_by.config(),
     )
     of_domain = recipes_of(domain)
     for settings in (
@@ -84,9 +94,17 @@ def recipe(domain: str, method: str, preset: str = "paper", *, seed: int = 0) ->
         of_domain.methods.get(family(method), {}),
         shared(config, of_domain.presets.get(preset, {})),
         of_domain.preset_methods.get((preset, method), {}),
+        shared(config, learnt_by.settings),
+        shared(config, learnt_by.presets.get(preset, {})),
     ):
         config = override(config, settings)
     return config
+
+
+def usual_objective(domain: str, method: str) -> str:
+    """Return the objective of a domain unless another is named; methods that define their own training keep it."""
+    entry = DOMAINS[domain]
+    return "imitation" if has_own_phases(METHODS[method].policy) else entry.objective
 
 
 def recipes_of(domain: str) -> Recipes:
@@ -96,16 +114,23 @@ def recipes_of(domain: str) -> Recipes:
 
 
 def compose(
-    domain: Any, method: Any = "uat", preset: str = "paper", *, seed: int = 0, settings: Settings | None = None
+    domain: Any,
+    method: Any = "uat",
+    preset: str = "paper",
+    *,
+    seed: int = 0,
+    settings: Settings | None = None,
+    objective: str | None = None,
 ) -> RunConfig:
     """Return the recipe of a domain and a method, given by name or as objects, with some settings changed.
 
     domain: a name, an address such as "python:bandit:Bandit", or an object;
     method: a name, an address, a policy class, or a config, which replaces the recipe's;
-    settings: what differs from the recipe, such as {"train.epochs": 50}.
+    settings: what differs from the recipe, such as {"train.epochs": 50};
+    objective: what is minimised, such as "ppo"; unset: the domain's usual objective.
     """
     (domain_name, own_domain), (method_name, own_method) = domain_known_as(domain), method_known_as(method)
-    config = recipe(domain_name, method_name, preset, seed=seed)
+    config = recipe(domain_name, method_name, preset, seed=seed, objective=objective)
     if own_domain is not None:
         config = replace(config, domain=own_domain)
     if own_method is not None:
@@ -116,7 +141,8 @@ def compose(
 def default_folder(config: RunConfig) -> Path:
     """Return the default run folder of a config: runs/DOMAIN-METHOD-PRESET-SEED."""
     domain, method = (name.rpartition(":")[2] for name in (config.domain_name, config.method_name))
-    return Path("runs") / safe_name(f"{domain}-{method}-{config.preset}-{config.seed}")
+    learnt_by = "" if config.objective_name == DOMAINS[config.domain_name].objective else f"-{config.objective_name}"
+    return Path("runs") / safe_name(f"{domain}-{method}{learnt_by}-{config.preset}-{config.seed}")
 
 
 def pairs() -> list[tuple[str, str]]:

@@ -26,6 +26,8 @@ class DomainEntry:
     """Revision, raised when worlds, metrics or references change under the same config."""
     files: tuple[str, ...] = ()
     """Settings that are paths of a user's files."""
+    objective: str = "imitation"
+    """Name of the objective by which policies learn in the domain unless another is named."""
     recipes: str | None = None
     """Module whose RECIPES maps the domain's name to published settings; None: use the default recipes."""
 

@@ -13,11 +13,9 @@ from torch import Tensor, nn
 from uat.engines import kernels
 from uat.engines.engine import Engine
 from uat.engines.graph import Captured, SerialReplay, captured_or_none
-from uat.episode import Batch, Trajectory
+from uat.episode import Batch, Losses, Trajectory
 from uat.methods import Phase
-
-AddUp = Callable[[list[Tensor]], list[Tensor]]
-"""Sum tensors over the processes that share a training."""
+from uat.methods.policy import AddUp
 
 
 def alone(tensors: list[Tensor]) -> list[Tensor]:
@@ -29,7 +27,17 @@ def optimize(
 ) -> dict[str, Tensor]:
     """Take one optimizer step on the phase's loss; return the loss parts and the gradient's norm before clipping, still
     on the device."""
-    losses = phase.loss(batch)
+    parts, norm = descend(phase.loss(batch), optimizer, clip, add_up)
+    if phase.after_step is not None:
+        with torch.no_grad():
+            phase.after_step()
+    return {**{f"loss/{name}": part for name, part in parts.items()}, "gradient_norm": norm}
+
+
+def descend(
+    losses: Losses, optimizer: torch.optim.Optimizer, clip: float, add_up: AddUp = alone
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Take one optimizer step on the sum of the parts of a loss; return the parts and the gradient's norm."""
     counts = add_up([count for _, count in losses.values()])
     parts = {name: total / count.clamp_min(1) for (name, (total, _)), count in zip(losses.items(), counts, strict=True)}
     optimizer.zero_grad(set_to_none=True)
@@ -43,11 +51,7 @@ def optimize(
     else:
         norm = nn.utils.clip_grad_norm_(parameters, clip)
         optimizer.step()
-    if phase.after_step is not None:
-        with torch.no_grad():
-            phase.after_step()
-    reported = add_up([part.detach() for part in parts.values()])
-    return {**{f"loss/{name}": part for name, part in zip(parts, reported, strict=True)}, "gradient_norm": norm}
+    return dict(zip(parts, add_up([part.detach() for part in parts.values()]), strict=True)), norm
 
 
 class UpdateRunner:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Any, ClassVar, Literal, get_type_hints
 
@@ -17,8 +17,40 @@ from uat.episode import Batch, Losses, Step, Trajectory, masked_sum
 from uat.nn.blocks import Trace, Transformer
 from uat.nn.encoders import VectorEncoder, vector_parts
 from uat.nn.heads import Head, HeadAnswers
-from uat.settings import Scale, check_fields, checked
+from uat.settings import Epochs, Scale, check_fields, checked
 from uat.spec import Spec
+
+
+AddUp = Callable[[list[Tensor]], list[Tensor]]
+"""Sum tensors over the processes that share a training."""
+
+
+class Reuse(ABC):
+    """Uses the episodes of one rollout for several updates, as PPO does."""
+
+    @abstractmethod
+    def prepare(self, episodes: Trajectory, add_up: AddUp, share_done: float) -> Any:
+        """Return the episodes with everything that the updates on them hold constant, computed under the current
+        weights; None: learn nothing from these episodes.
+
+        add_up: sums tensors over the processes that share a training; share_done: the finished share of the training.
+        """
+
+    @abstractmethod
+    def minibatches(self, seed: int, episodes: int) -> Iterator[Tensor]:
+        """Yield, for each update, the places of its episodes in the batch of this many episodes."""
+
+    @abstractmethod
+    def loss(self, prepared: Any, row_R: Tensor) -> tuple[Losses, Losses]:
+        """Return the loss of some of the episodes, weighted as it is minimised, and measures of it for the log."""
+
+    @abstractmethod
+    def stops(self, measured: Mapping[str, float]) -> bool:
+        """Whether to skip an update with these measures, and the remaining ones on these episodes."""
+
+    @abstractmethod
+    def finish(self, episodes: Trajectory, add_up: AddUp) -> dict[str, Tensor]:
+        """Update statistics after the last update, and return numbers of the episodes for the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +68,17 @@ class Phase:
     judged_by: Literal["play", "loss", "nothing"] = "play"
     """Criterion of the best weights and of early stopping: the domain's metric in greedy play, this phase's loss on
     validation episodes of the same source, or nothing, which keeps the last weights."""
+    length: Epochs | None = None
+    """Number of epochs; None: `share` decides."""
+    reuse: Reuse | None = None
+    """Several updates on the episodes of each rollout; None: one update on `loss`."""
 
     def __post_init__(self) -> None:
         check_fields(self, f"phase {self.name!r}: ")
 
     def epochs(self, most: int) -> int:
         """Return the epochs of this phase, given those of a phase with a share of 1."""
-        return max(1, round(self.share * most))
+        return max(1, round(self.share * most)) if self.length is None else self.length
 
 
 class Policy(nn.Module, Agent[Any]):

@@ -38,9 +38,13 @@ class Normalizer(nn.Module):
     def fit(self, rows: Tensor) -> None:
         """Fit the statistics to rows (N, count); the scale of a constant number stays 1."""
         rows = rows.double()
-        deviation = rows.std(0, correction=0)
-        self.mean.copy_(rows.mean(0))
-        self.scale.copy_(torch.where(deviation > CONSTANT * (1 + rows.mean(0).abs()), deviation, 1.0))
+        self.set(rows.mean(0), rows.std(0, correction=0))
+
+    @torch.no_grad()
+    def set(self, mean: Tensor, deviation: Tensor) -> None:
+        """Take these statistics; the scale of a constant number stays 1."""
+        self.mean.copy_(mean)
+        self.scale.copy_(torch.where(deviation > CONSTANT * (1 + mean.abs()), deviation, 1.0))
 
     def forward(self, x: Tensor) -> Tensor:
         return (x - self.mean) / self.scale

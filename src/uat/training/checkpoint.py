@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from uat import numerics
-from uat.config import from_json
+from uat.config import TrainConfig, from_json
 from uat.manifest import manifest
 from uat.methods import Policy
 from uat.nn.encoders import Normalizer
@@ -50,6 +50,8 @@ class TrainingProgress:
     """Epochs done in this phase."""
     total: int = 0
     """Epochs done in all phases: the index of the next epoch's worlds."""
+    steps: int = 0
+    """Environment steps done, in phases that count them."""
     best_value: float | None = None
     best_epoch: int = 0
     settled: bool = True
@@ -58,10 +60,19 @@ class TrainingProgress:
     numerics: str | None = None
     """Revisions of the builds that trained the weights, such as "cuda-2" (see `uat.numerics`); None: unknown."""
 
-    def advance(self, *, validate_every: int, epochs: int) -> None:
-        """Count a finished epoch. Epochs are validated at intervals, and the last one always."""
-        self.epoch, self.total = self.epoch + 1, self.total + 1
-        self.settled = self.epoch % validate_every == 0 or self.epoch == epochs
+    def advance(self, train: TrainConfig, steps: int | None = None) -> None:
+        """Count a finished epoch. Epochs are validated at intervals, and the last one always.
+
+        steps: environment steps of the epoch, in a phase that counts them.
+        """
+        self.epoch, self.total, self.steps = self.epoch + 1, self.total + 1, self.steps + (steps or 0)
+        self.settled = self.epoch % train.validate_every == 0 or self.is_last(train, counted=steps is not None)
+
+    def is_last(self, train: TrainConfig, *, counted: bool) -> bool:
+        """Whether the phase has had all of its epochs; counted: it may end after a number of environment steps."""
+        if counted and train.steps is not None:
+            return self.steps >= train.steps
+        return self.epoch >= train.epochs
 
     def begin(self, phase: int) -> None:
         """Start a phase, or resume it if it is the interrupted one."""
@@ -124,8 +135,11 @@ def checksum(lines: Sequence[str]) -> dict[str, Any]:
 class Checkpoint:
     """The tensors that training changes: save them to the run folder and restore them."""
 
-    def __init__(self, run: Run, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-        self.run, self.policy, self.optimizer = run, policy, optimizer
+    def __init__(
+        self, run: Run, policy: Policy, optimizer: torch.optim.Optimizer, others: nn.Module | None = None
+    ) -> None:
+        """others: weights and statistics of the objective."""
+        self.run, self.policy, self.optimizer, self.others = run, policy, optimizer, others
         self.best: dict[str, Tensor] = {}
         self.saved_threads: int | None = None
         """Number of CPU threads recorded in the restored checkpoint, if any."""
@@ -134,7 +148,11 @@ class Checkpoint:
     def tensors(self) -> dict[str, Tensor]:
         """Return weights and optimizer state by name."""
         tensors = {f"policy.{name}": tensor for name, tensor in self.policy.state_dict().items()}
-        for name, parameter in self.policy.named_parameters():
+        named = list(self.policy.named_parameters())
+        if self.others is not None:
+            tensors |= {f"objective.{name}": tensor for name, tensor in self.others.state_dict().items()}
+            named += [(f"objective.{name}", parameter) for name, parameter in self.others.named_parameters()]
+        for name, parameter in named:
             for key, tensor in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"adam.{key}.{name}"] = tensor
         return tensors

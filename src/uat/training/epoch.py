@@ -19,12 +19,15 @@ from uat.engines.kernels import compiles
 from uat.engines.rollout import RolloutRunner
 from uat.engines.update import UpdateRunner, alone
 from uat.engines.warm_up import warm_up
+from uat.episode import Trajectory
 from uat.methods import Phase
 from uat.nn.blocks import TransformerConfig
 from uat.noise import derive, integers
 from uat.training.checkpoint import Checkpoint
 from uat.training.optimizing import set_rates
+from uat.training.pace import Pace
 from uat.training.ranks import ALONE, Ranks
+from uat.training.reusing import ReusingUpdates
 
 
 class Epoch:
@@ -61,20 +64,46 @@ class Epoch:
         are compiled along with those of the first update."""
         self.rate: float | None = None
         """Factor on the peak learning rates; None: not set yet."""
+        self.reusing: ReusingUpdates | None = None
+        if phase.reuse is not None:
+            self.warm, self.path = True, "several updates"
+            self.reusing = ReusingUpdates(engine, phase.reuse, self.optimizer, config.train.clip, self.updates.add_up)
+        self.pace = Pace(rollouts.simulator)
 
-    def run(self, index: int, epoch: int) -> dict[str, Tensor]:
-        """Play the index-th batch of worlds, then take one optimizer step with the learning rates of this epoch.
+    def run(self, index: int, epoch: int, steps: int = 0) -> dict[str, Tensor]:
+        """Play the index-th batch of worlds, then learn from it with the learning rates of this epoch.
 
-        epoch: counted from 1.
+        epoch: counted from 1. steps: environment steps so far.
         """
         c = self.config
         ids = self.ranks.share(torch.arange(index * c.train.batch_size, (index + 1) * c.train.batch_size))
         self._draw_starts(ids)
         self._warm_up(len(ids))
-        trajectory = self.rollouts.play(ids, split_seed("train", c.seed))
+        with self.pace.playing():
+            trajectory = self.rollouts.play(ids, split_seed("train", c.seed))
+        if self.reusing is not None:
+            with self.pace.learning():
+                return self._reuse(trajectory, index, epoch, steps, place=int(ids[0]) - index * c.train.batch_size)
         self.rate = set_rates(self.optimizer, self.train, epoch, self.rate)
         dropout = derive(c.seed, "dropout", index, *([self.ranks.rank] if self.ranks.rank else []))
         return self.updates.update(trajectory, dropout, capture=self.rollouts.captured is not None)
+
+    def _reuse(self, trajectory: Trajectory, index: int, epoch: int, steps: int, *, place: int) -> dict[str, Tensor]:
+        """Take several updates on the episodes of a rollout; all processes get the same seed."""
+        assert self.reusing is not None
+        t = self.train
+        share_done = (epoch - 1) / t.epochs if t.steps is None else min(1.0, steps / t.steps)
+        by_steps = None if t.steps is None else share_done
+        self.rate = set_rates(self.optimizer, t, epoch, self.rate, share_done=by_steps)
+        numbers = self.reusing.update(
+            trajectory,
+            derive(self.config.seed, "dropout", index),
+            place=place,
+            episodes=t.batch_size,
+            share_done=share_done,
+        )
+        self.pace.add(numbers)
+        return numbers
 
     def _warm_up(self, episodes: int) -> None:
         if self.warm or not (self.updates.capturable and compiles(self.rollouts.device)):

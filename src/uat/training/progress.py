@@ -17,6 +17,9 @@ from uat.terminal import plain, say
 class Progress:
     """Silent progress, and the interface of the other kinds."""
 
+    unit: str = "epoch"
+    """What is counted."""
+
     def __enter__(self) -> Self:
         return self
 
@@ -38,7 +41,7 @@ class Lines(Progress):
         now = time.monotonic()
         if note and (now - self.last >= self.every or epoch == self.total):
             self.last = now
-            say(f"{self.label}: epoch {epoch}/{self.total}, {now - self.start:.0f} s, {note}")
+            say(f"{self.label}: {self.unit} {epoch}/{self.total}, {now - self.start:.0f} s, {note}")
 
 
 class Bar(Progress):

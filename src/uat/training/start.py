@@ -27,6 +27,7 @@ def train(
     preset: str | None = None,
     seed: int | None = None,
     settings: Mapping[str, Any] | None = None,
+    objective: str | None = None,
     resume: bool = False,
     source: Run | Path | str | None = None,
     device: torch.device | str | None = None,
@@ -40,13 +41,15 @@ def train(
       preset: "smoke" (seconds), "quick" (minutes) or "paper"; unset: "paper", the whole training.
       seed: determines initial weights, training worlds, sampled actions and dropout; unset: 0.
       settings: changes to the recipe, such as {"train.epochs": 50}.
+      objective: what is minimised: "imitation" of an expert, or "ppo", which learns from rewards alone; unset: what is
+        usual in the domain.
     out: the run folder; unset, for a domain: runs/DOMAIN-METHOD-PRESET-SEED.
     source: a run with the same training (TENT and CoTTA train like Vanilla); its weights are copied instead of trained.
     device: unset: CUDA if available.
     threads: CPU threads; unset: UAT_THREADS, or one. Results differ only in floating-point rounding.
     Under torchrun, the processes share every batch, and the first process writes the run (see `uat.training.ranks`).
     """
-    about = {"method": method, "preset": preset, "seed": seed, "settings": settings}
+    about = {"method": method, "preset": preset, "seed": seed, "settings": settings, "objective": objective}
     given = {name: value for name, value in about.items() if value is not None}
     if not isinstance(config, RunConfig):
         config = composed(config, given)

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from uat.config import RunConfig, to_json
-from uat.contracts import Recording
+from uat.contracts import Recording, Simulator
 from uat.domains import Domain, split_seed
 from uat.engines import SerialReplay, plan
 from uat.engines.rollout import AT_ONCE, RolloutRunner, play_all
 from uat.files import check_path
 from uat.methods import METHODS, Phase, Policy, training_name
 from uat.noise import derive
+from uat.objectives import OBJECTIVES, Objective
 from uat.runs import Run, first_difference
 from uat.settings import checked
 from uat.tensor_files import RunError
@@ -90,6 +91,17 @@ def build_policy(config: RunConfig, domain: Domain, device: torch.device) -> Pol
     return policy.to(device=device, dtype=dtype)
 
 
+def build_objective(config: RunConfig, learner: Policy, worlds: Simulator[Any] | Recording) -> Objective:
+    """Build the objective for a policy; raise a ValueError if the policy cannot learn by it in these worlds."""
+    entry, name = OBJECTIVES[config.objective_name], config.objective_name
+    if reason := entry.build.unsupported_reason(learner, worlds, config.objective):
+        raise ValueError(f"objective {name!r} does not fit {config.method_name} on {config.domain_name}: {reason}")
+    if config.train.random_start and name != "imitation":
+        raise ValueError(f"train.random_start=True goes with imitation alone, and the objective is {name!r}")
+    with seeded(derive(config.seed, "objective"), torch.device("cpu")):
+        return entry.build(learner, config.objective)
+
+
 def check_source(config: RunConfig, source: Run) -> Run:
     """Return the source run if training this config would give the same weights; otherwise raise an error that names
     the difference."""
@@ -110,6 +122,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
         "domain": config.domain,
         "train": config.train,
         "feedback": config.feedback,
+        "objective": config.objective,
         "settings": learner.config,
     }
 
@@ -143,8 +156,12 @@ class Trainer:
         check_memory(run.config, self.domain.spec, device, share=ranks.count)
         self.policy = build_policy(run.config, self.domain, device)
         self.learner = self.policy.learner
-        self.checkpoint = Checkpoint(run, self.policy, build_optimizer(self.learner, run.config.train))
         worlds = self.domain.simulator("train", device)
+        self.objective = build_objective(run.config, self.learner, worlds)
+        others = self.objective.modules
+        self.checkpoint = Checkpoint(
+            run, self.policy, build_optimizer(self.learner, run.config.train, others), others
+        )
         if run.config.train.standardise and not self.checkpoint.exists:
             standardise(self.learner, worlds, run.config, device, ranks)
         self.progress = self.checkpoint.restore()
@@ -152,6 +169,8 @@ class Trainer:
             self._compare_threads()
         recorded = isinstance(worlds, Recording)
         self.engine = plan(self.learner, prefer=prefer, concurrent_policies=concurrent_policies)
+        if not self.objective.plain_pass:
+            self.objective.policy = self.engine.learner
         self._runners: list[RolloutRunner] = []
         self.rollouts = self._runner(None if recorded else self.engine, worlds, sampled=True)
         self.validation = self._runner(self.engine, self.domain.simulator("validation", device), sampled=False)
@@ -182,7 +201,7 @@ class Trainer:
             return
         self.run.file("scores.jsonl").unlink(missing_ok=True)  # scores of weights that change now
         with contextlib.closing(self), tensorboard(self.run, after=self.progress.total) as write:
-            for index, phase in enumerate(self.engine.learner.phases()):
+            for index, phase in enumerate(self.objective.phases()):
                 if index >= self.progress.phase:
                     self.progress.begin(index)
                     yield from self._train_phase(phase, show, write)
@@ -212,13 +231,16 @@ class Trainer:
         )
         what = f"{self.config.method_name} on {self.config.domain_name}/{self.domain.task}"
         label = f"{what} ({epoch.rollouts.path}, {epoch.path})"
-        with show(label, epoch.train.epochs) as shown, contextlib.closing(epoch):
+        total = epoch.train.epochs if phase.reuse is None or epoch.train.steps is None else epoch.train.steps
+        with show(label, total) as shown, contextlib.closing(epoch):
+            shown.unit = "epoch" if total == epoch.train.epochs else "step"
             while not validations.ended:
-                numbers = epoch.run(progress.total, progress.epoch + 1)  # roll out, then optimize
-                progress.advance(validate_every=epoch.train.validate_every, epochs=epoch.train.epochs)
+                numbers = epoch.run(progress.total, progress.epoch + 1, progress.steps)  # roll out, then optimize
+                progress.advance(epoch.train, None if phase.reuse is None else int(numbers["steps"]))
                 validations.add(numbers)
                 yield
-                shown.update(progress.epoch, validations.keep_best())
+                note, done = validations.keep_best(), progress.epoch if shown.unit == "epoch" else progress.steps
+                shown.update(min(done, total), f"{note}, {epoch.pace.report()}".rstrip(", ") if note else "")
 
     def validate(self) -> dict[str, Tensor]:
         """Play the validation episodes greedily and return mean metrics, still on the device."""
@@ -230,7 +252,7 @@ class Trainer:
         if phase.judged_by == "nothing":
             return Criterion(dict, None)
         if phase.judged_by == "play":
-            return Criterion(self.validate, self.domain.metrics[0])
+            return Criterion(self.validate, self.objective.criterion(self.domain.metrics))
         rollouts = self._runner(phase.behaviour or self.engine, self.validation.simulator, sampled=True)
         ids, seed = torch.arange(self._validation_count), split_seed("validation", 0)
         return loss_criterion(self.engine, phase, lambda: rollouts.play(ids, seed))

@@ -26,6 +26,10 @@ from uat.training.checkpoint import Checkpoint, DivergedError, TrainingProgress
 from uat.training.ranks import Ranks
 
 
+MEASURES = ("return", "length", "entropy", "kl", "explained_variance")
+"""Numbers of an epoch that the progress shows, in place of losses, if its objective measures them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Criterion:
     """Criterion for the best weights of a phase."""
@@ -89,7 +93,11 @@ class Validations:
     @property
     def ended(self) -> bool:
         """Whether the phase is over: all of its epochs are done, or patience has run out."""
-        return self.progress.epoch >= self.train.epochs or (self.progress.settled and self._out_of_patience())
+        return self._all_done or (self.progress.settled and self._out_of_patience())
+
+    @property
+    def _all_done(self) -> bool:
+        return self.progress.is_last(self.train, counted=self.phase.reuse is not None)
 
     def add(self, numbers: dict[str, Tensor]) -> None:
         """Add the numbers of an epoch. If a validation is due, validate and start copying all numbers to the host."""
@@ -121,7 +129,7 @@ class Validations:
 
     def _may_run_ahead(self) -> bool:
         """Whether the next epochs take place whatever the last validation shows, and no checkpoint is due before."""
-        more = self.engine.runs_ahead and self.progress.epoch < self.train.epochs
+        more = self.engine.runs_ahead and not self._all_done
         return more and not self._out_of_patience() and not self.checkpoint.due
 
     def _out_of_patience(self) -> bool:
@@ -137,7 +145,9 @@ class Validations:
                     raise DivergedError(f"the {what} is not finite at epoch {row['epoch']}", self.run)
         progress, checkpoint, metric = self.progress, self.checkpoint, self.criterion.metric
         last = rows[-1]
-        note = ", ".join(f"{k.removeprefix('loss/')} loss {v:.3f}" for k, v in last.items() if k.startswith("loss/"))
+        shown = {name: last[name] for name in MEASURES if name in last}
+        shown = shown or {f"{k.removeprefix('loss/')} loss": v for k, v in last.items() if k.startswith("loss/")}
+        note = ", ".join(f"{name} {number:.3g}" if name in MEASURES else f"{name} {number:.3f}" for name, number in shown.items())
         if metric is None:
             checkpoint.best = validated.weights
         else:

@@ -1,0 +1,40 @@
+"""Objectives: what a training minimises. A third axis, beside methods and domains."""
+
+from __future__ import annotations
+
+from uat.objectives.objective import Imitation, ImitationConfig, Objective, ObjectiveEntry, has_own_phases
+from uat.objectives.ppo import PPO, PPOConfig
+from uat.settings import MOST_EPOCHS
+
+__all__ = ["OBJECTIVES", "Imitation", "ImitationConfig", "Objective", "ObjectiveEntry", "PPOConfig", "has_own_phases"]
+
+OBJECTIVES: dict[str, ObjectiveEntry] = {
+    "imitation": ObjectiveEntry(
+        build=Imitation, config=ImitationConfig, summary="clone the expert, or train as the method defines itself"
+    ),
+    "ppo": ObjectiveEntry(
+        build=PPO,
+        config=PPOConfig,
+        summary="proximal policy optimization: learn from rewards alone, by playing",
+        settings={
+            "train.batch_size": 64,
+            "train.lr": 3e-4,
+            "train.utility_lr": 3e-3,
+            "train.lr_schedule": "linear",
+            "train.last_lr": 0.1,
+            "train.warmup": 5,
+            "train.weight_decay": 0.0,
+            "train.clip": 0.5,
+            "train.validation_episodes": 64,
+            "train.patience": MOST_EPOCHS,
+            "method.dropout": 0.0,
+            "evaluation.episodes": 256,
+        },
+        presets={
+            "smoke": {"train.epochs": 4, "train.batch_size": 8, "train.validation_episodes": 8},
+            "quick": {"train.steps": 200_000},
+            "paper": {"train.steps": 1_000_000},
+        },
+    ),
+}
+"""All objectives."""
