@@ -190,7 +190,7 @@ def test_override_changes_what_it_names_and_nothing_else() -> None:
         ("train.epochs", 1.5, r"train\.epochs=1\.5 must be int"),
         ("train.epochs", True, r"train\.epochs=True must be int"),
         ("train.random_start", 1, r"train\.random_start=1 must be bool"),
-        ("train.lr_schedule", "linear", r"train\.lr_schedule='linear' must be one of 'constant', 'cosine'"),
+        ("train.lr_schedule", "step", r"train\.lr_schedule='step' must be one of 'constant', 'linear', 'cosine'"),
         ("domain.shift_steps", 5, r"domain\.shift_steps=5 must be"),
         ("domain.shift_steps", [1.5], r"domain\.shift_steps=1\.5 must be int"),
         ("method.max_positions", "x", r"method\.max_positions='x' must be int"),

@@ -394,8 +394,8 @@ class TrainOptions:
     method_name: Annotated[str, tyro.conf.arg(name="method", metavar="NAME")] = "uat"
     """Method, such as uat or vanilla; or your own code as python:MODULE:CLASS."""
     objective_name: Annotated[str | None, tyro.conf.arg(name="objective", metavar="NAME")] = None
-    """What is minimised: imitation of an expert, or ppo, which learns from rewards alone; unset: what is usual in the
-    domain."""
+    """Objective of the training: imitation of an expert, or ppo, which learns from rewards alone; unset: the usual one
+    of the domain."""
     preset: str = "paper"
     """smoke (seconds), quick (minutes on two cores) or paper (the published settings)."""
     seed: int = 0

@@ -20,7 +20,6 @@ from uat.nn.heads import Head, HeadAnswers
 from uat.settings import Epochs, Scale, check_fields, checked
 from uat.spec import Spec
 
-
 AddUp = Callable[[list[Tensor]], list[Tensor]]
 """Sum tensors over the processes that share a training."""
 

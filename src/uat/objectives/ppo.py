@@ -3,19 +3,21 @@
 Source: Schulman et al., "Proximal Policy Optimization Algorithms" (2017), with advantages after Schulman et al.,
 "High-Dimensional Continuous Control Using Generalized Advantage Estimation" (ICLR 2016).
 
-  prepare   one parallel pass in evaluation mode gives log π_old(a_t), V_t, and V after truncated episodes; advantages A_t
+  prepare   one parallel pass in evaluation mode gives log π_old(a_t), V_t, V after truncated episodes; advantages A_t
   loss      -min(ρ A, clip(ρ, 1 ± ε) A) + c_v ½ (V - R)² - c_e H(π),   ρ = π(a_t) / π_old(a_t),   R_t = A_t + V_t
 
 A policy with memory decides from its history, so a minibatch is a few whole episodes, and every update computes their
 histories again under its own weights. Memories written under older weights are never used.
 
 Differences from the papers
-  1. a row is one whole episode, so that no memory outlives an update        test_the_ratio_is_one_before_the_first_update
-  2. a truncated episode is continued by the value of its last observation  test_advantages_equal_those_of_a_peer
-  3. rewards are divided by the running deviation of discounted returns; observed numbers can be standardised by running
-     statistics, which change after the updates of a rollout                test_statistics_change_after_the_updates
-  4. updates on a rollout stop early once the policy has moved too far       test_updates_stop_at_the_target_divergence
-  5. the critic is a linear map of the policy's last representation          test_one_update_equals_a_plain_reference
+  1. a row is one whole episode: no memory outlives an update     test_the_ratio_is_one_before_the_first_update
+  2. a truncated episode is continued by the value of its last
+     observation                                                  test_advantages_equal_those_of_a_peer
+  3. rewards are divided by the running deviation of discounted
+     returns; observed numbers are standardised by running
+     statistics, which change after the updates of a rollout      test_statistics_change_after_the_updates
+  4. updates on a rollout stop once the policy moved too far      test_updates_stop_at_the_target_divergence
+  5. the critic is a linear map of the last representation        test_one_update_equals_a_plain_reference
 Unknown rewards count as zero.
 Shapes: B episodes, T time.
 """
@@ -135,9 +137,9 @@ class PPO(Objective, Reuse):
                 part.add_normalizer()
         self.critic = Critic(policy.head.linear.in_features, self.parts)
         self.critic.value.to(like)
-        for moments in self.critic.modules():
-            if isinstance(moments, Moments):
-                moments.to(like.device)
+        for module in self.critic.modules():
+            if isinstance(module, Moments):
+                module.to(like.device)
         self.modules = self.critic
         self.entropy_weight = config.entropy
         self.report: dict[str, Tensor] = {}
@@ -177,7 +179,9 @@ class PPO(Objective, Reuse):
         advantage_BT = advantages(reward_BT, value_BS, episodes, discount=c.discount, decay=c.gae_decay)
         return_BT = advantage_BT + value_BS[:, :steps]
         mean, deviation = moments(advantage_BT, valid_BT, add_up)
-        self.report = {"explained_variance": 1 - (deviation / (moments(return_BT, valid_BT, add_up)[1] + 1e-8)).square()}
+        self.report = {
+            "explained_variance": 1 - (deviation / (moments(return_BT, valid_BT, add_up)[1] + 1e-8)).square()
+        }
         return Prepared(
             episodes=episodes,
             log_prob_BT=blank(self._policy(h_BSD[:, :steps], episodes).log_prob(episodes.action), valid_BT),
@@ -188,7 +192,7 @@ class PPO(Objective, Reuse):
     def minibatches(self, seed: int, episodes: int) -> Iterator[Tensor]:
         for number in range(self.config.passes):
             draw_B = uniform(seed, f"minibatches/{number}", torch.arange(episodes), 1)[:, 0]
-            yield from draw_B.argsort().chunk(min(self.config.minibatches, episodes))
+            yield from draw_B.argsort().tensor_split(min(self.config.minibatches, episodes))
 
     def loss(self, prepared: Prepared, row_R: Tensor) -> tuple[Losses, Losses]:
         c, own = self.config, prepared.rows(row_R)
@@ -223,7 +227,8 @@ class PPO(Objective, Reuse):
         encoders = self.policy.observation_encoders if self.parts else []
         for part, value in (x for e in encoders for x in vector_parts(e, self.policy.spec.obs, episodes.obs)):
             seen = self.critic.observations[self.parts.index(part)]
-            assert isinstance(seen, Moments) and part.normalizer is not None
+            assert isinstance(seen, Moments)
+            assert part.normalizer is not None
             seen.add(*sums(value[episodes.valid].flatten(1), add_up))
             part.normalizer.set(seen.mean, seen.deviation)
         valid_BT = episodes.valid

@@ -39,7 +39,9 @@ def with_last_observation(episodes: Trajectory) -> Trajectory:
         reward_known=None if known is None else _longer(known, False),
         allowed=None if episodes.allowed is None else _longer(episodes.allowed, True),
         facts={name: _longer(fact, 0) for name, fact in episodes.facts.items()},
-        told=None if told is None else Told(
+        told=None
+        if told is None
+        else Told(
             action=_longer(told.action),
             reward=_longer(told.reward),
             reward_known=None if told.reward_known is None else _longer(told.reward_known, False),

@@ -43,7 +43,9 @@ class Epoch:
         checkpoint: Checkpoint,
         ranks: Ranks = ALONE,
         serial: SerialReplay | None = None,
+        steps: int = 0,
     ) -> None:
+        """steps: environment steps before the phase's next epoch."""
         self.config, self.phase, self.rollouts, self.checkpoint, self.ranks = config, phase, rollouts, checkpoint, ranks
         self.optimizer = checkpoint.optimizer
         self.train = replace(config.train, epochs=phase.epochs(config.train.epochs))
@@ -68,12 +70,14 @@ class Epoch:
         if phase.reuse is not None:
             self.warm, self.path = True, "several updates"
             self.reusing = ReusingUpdates(engine, phase.reuse, self.optimizer, config.train.clip, self.updates.add_up)
+        self.steps = steps
+        """Environment steps so far, in phases that count them."""
         self.pace = Pace(rollouts.simulator)
 
-    def run(self, index: int, epoch: int, steps: int = 0) -> dict[str, Tensor]:
+    def run(self, index: int, epoch: int) -> dict[str, Tensor]:
         """Play the index-th batch of worlds, then learn from it with the learning rates of this epoch.
 
-        epoch: counted from 1. steps: environment steps so far.
+        epoch: counted from 1.
         """
         c = self.config
         ids = self.ranks.share(torch.arange(index * c.train.batch_size, (index + 1) * c.train.batch_size))
@@ -83,16 +87,16 @@ class Epoch:
             trajectory = self.rollouts.play(ids, split_seed("train", c.seed))
         if self.reusing is not None:
             with self.pace.learning():
-                return self._reuse(trajectory, index, epoch, steps, place=int(ids[0]) - index * c.train.batch_size)
+                return self._reuse(trajectory, index, epoch, place=int(ids[0]) - index * c.train.batch_size)
         self.rate = set_rates(self.optimizer, self.train, epoch, self.rate)
         dropout = derive(c.seed, "dropout", index, *([self.ranks.rank] if self.ranks.rank else []))
         return self.updates.update(trajectory, dropout, capture=self.rollouts.captured is not None)
 
-    def _reuse(self, trajectory: Trajectory, index: int, epoch: int, steps: int, *, place: int) -> dict[str, Tensor]:
+    def _reuse(self, trajectory: Trajectory, index: int, epoch: int, *, place: int) -> dict[str, Tensor]:
         """Take several updates on the episodes of a rollout; all processes get the same seed."""
         assert self.reusing is not None
         t = self.train
-        share_done = (epoch - 1) / t.epochs if t.steps is None else min(1.0, steps / t.steps)
+        share_done = (epoch - 1) / t.epochs if t.steps is None else min(1.0, self.steps / t.steps)
         by_steps = None if t.steps is None else share_done
         self.rate = set_rates(self.optimizer, t, epoch, self.rate, share_done=by_steps)
         numbers = self.reusing.update(
@@ -102,6 +106,7 @@ class Epoch:
             episodes=t.batch_size,
             share_done=share_done,
         )
+        self.steps += int(numbers["steps"])
         self.pace.add(numbers)
         return numbers
 

@@ -18,7 +18,7 @@ class Progress:
     """Silent progress, and the interface of the other kinds."""
 
     unit: str = "epoch"
-    """What is counted."""
+    """The word for one count."""
 
     def __enter__(self) -> Self:
         return self

@@ -159,9 +159,7 @@ class Trainer:
         worlds = self.domain.simulator("train", device)
         self.objective = build_objective(run.config, self.learner, worlds)
         others = self.objective.modules
-        self.checkpoint = Checkpoint(
-            run, self.policy, build_optimizer(self.learner, run.config.train, others), others
-        )
+        self.checkpoint = Checkpoint(run, self.policy, build_optimizer(self.learner, run.config.train, others), others)
         if run.config.train.standardise and not self.checkpoint.exists:
             standardise(self.learner, worlds, run.config, device, ranks)
         self.progress = self.checkpoint.restore()
@@ -218,7 +216,9 @@ class Trainer:
         rollouts = self.rollouts
         if phase.behaviour is not None:
             rollouts = self._runner(phase.behaviour, rollouts.simulator, sampled=True)
-        epoch = Epoch(self.config, self.engine, phase, rollouts, self.checkpoint, self.ranks, self.serial)
+        epoch = Epoch(
+            self.config, self.engine, phase, rollouts, self.checkpoint, self.ranks, self.serial, self.progress.steps
+        )
         if phase.judged_by == "play":
             count = min(AT_ONCE, self._validation_count)
             epoch.warmed_up_with.append(lambda: self.validation.prepare(count))
@@ -235,7 +235,7 @@ class Trainer:
         with show(label, total) as shown, contextlib.closing(epoch):
             shown.unit = "epoch" if total == epoch.train.epochs else "step"
             while not validations.ended:
-                numbers = epoch.run(progress.total, progress.epoch + 1, progress.steps)  # roll out, then optimize
+                numbers = epoch.run(progress.total, progress.epoch + 1)  # roll out, then optimize
                 progress.advance(epoch.train, None if phase.reuse is None else int(numbers["steps"]))
                 validations.add(numbers)
                 yield

@@ -25,7 +25,6 @@ from uat.metrics import Metric
 from uat.training.checkpoint import Checkpoint, DivergedError, TrainingProgress
 from uat.training.ranks import Ranks
 
-
 MEASURES = ("return", "length", "entropy", "kl", "explained_variance")
 """Numbers of an epoch that the progress shows, in place of losses, if its objective measures them."""
 
@@ -147,7 +146,9 @@ class Validations:
         last = rows[-1]
         shown = {name: last[name] for name in MEASURES if name in last}
         shown = shown or {f"{k.removeprefix('loss/')} loss": v for k, v in last.items() if k.startswith("loss/")}
-        note = ", ".join(f"{name} {number:.3g}" if name in MEASURES else f"{name} {number:.3f}" for name, number in shown.items())
+        note = ", ".join(
+            f"{name} {number:.3g}" if name in MEASURES else f"{name} {number:.3f}" for name, number in shown.items()
+        )
         if metric is None:
             checkpoint.best = validated.weights
         else:
