@@ -68,7 +68,7 @@ def replay(agent: Agent[Any] | Reader | Behaviour | None, recording: Recording, 
 
 def has_expert(worlds: Simulator[Any] | Recording) -> bool:
     """Whether an expert can play these worlds."""
-    if isinstance(worlds, Recording):
+    if isinstance(worlds, Recording) or type(worlds).expert is Simulator.expert:
         return False
     return worlds.expert(worlds.reset(worlds.noise(torch.arange(1), 0))[0]) is not None
 
@@ -85,8 +85,8 @@ def rollout(
     """Play one episode in each world: greedily, or sampling with the noise given; without an agent the expert plays.
 
     steps: number of steps to play; unset: the horizon, which endless streams do not have. Episodes that have not ended
-    by then are truncated. After its episode ends, a stream continues as padding (`valid` False). Recorded episodes are
-    replayed.
+    by then are truncated. After its episode ends, a stream continues as padding (`valid` False). Worlds on the host
+    stop when all episodes have ended, so their trajectories may be shorter. Recorded episodes are replayed.
     """
     if isinstance(worlds, Recording):
         return replay(agent, worlds, noise)
@@ -95,6 +95,8 @@ def rollout(
         raise ValueError(f"reward_lag={spec.reward_lag} is for logs: in a simulator the reward comes after the action")
     if not (agent is None or isinstance(agent, Agent | Behaviour)):
         raise ValueError(f"{type(agent).__name__} only reads recorded episodes and cannot play")
+    if worlds.most_streams is not None and len(next(iter(noise.values()))) > worlds.most_streams:
+        return _in_turns(agent, worlds, noise, gumbel_BTA, steps)
     world, obs = worlds.reset(noise)
     streams, device = obs.shape[0], obs.device
     length = spec.steps if steps is None else checked(steps, Steps, "steps")
@@ -120,6 +122,8 @@ def rollout(
             history.add(action, after.reward_B, after.reward_known_B)
         else:
             history.add(told.action, told.reward, told.reward_known)
+        if worlds.on_host and record.ended:
+            break
     played = record.trajectory()
     return played if length == spec.horizon or played.truncated is not None else _cut(played, obs)
 
@@ -131,11 +135,62 @@ def _cut(played: Trajectory, obs: Tensor) -> Trajectory:
     return replace(played, truncated=truncated_BT, final_obs=obs)
 
 
+def _in_turns(
+    agent: Agent[Any] | Reader | Behaviour | None,
+    worlds: Simulator[Any],
+    noise: Noise,
+    gumbel_BTA: Tensor | None,
+    steps: int | None,
+) -> Trajectory:
+    """Play as many episodes at a time as the worlds can, and return all of them in their order."""
+    count, at_once = len(next(iter(noise.values()))), worlds.most_streams or 1
+    parts = []
+    for begin in range(0, count, at_once):
+        rows = slice(begin, begin + at_once)
+        own = {name: value[rows] for name, value in noise.items()}
+        parts.append(rollout(agent, worlds, own, None if gumbel_BTA is None else gumbel_BTA[rows], steps=steps))
+    longest = max(part.valid.shape[1] for part in parts)
+    return _joined([_padded(part, longest) for part in parts])
+
+
+def _padded(played: Trajectory, steps: int) -> Trajectory:
+    """Append padding, which is not valid, up to a number of steps."""
+    missing, final_obs = steps - played.valid.shape[1], played.final_obs
+    padded = replace(played, final_obs=None).map(
+        lambda x: torch.cat([x, x[:, -1:].expand(-1, missing, *x.shape[2:])], dim=1) if missing else x
+    )
+    if missing:
+        never = torch.zeros_like(padded.valid[:, -missing:])
+        ends = {name: getattr(played, name) for name in ("valid", "terminated", "truncated")}
+        padded = replace(padded, **{k: torch.cat([x, never], dim=1) for k, x in ends.items() if x is not None})
+    return replace(padded, final_obs=final_obs)
+
+
+def _joined(parts: list[Any]) -> Any:
+    """Concatenate trajectories, or their fields, along the streams."""
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return torch.cat(parts)
+    if isinstance(first, dict):
+        return {name: _joined([part[name] for part in parts]) for name in first}
+    if first is None:
+        return None
+    return replace(first, **{f.name: _joined([getattr(part, f.name) for part in parts]) for f in fields(first)})
+
+
 class _Record:
     """Collects the steps of a rollout."""
 
     def __init__(self) -> None:
         self.columns: dict[str, list[Tensor]] = {}
+        self.done_B: Tensor | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether all episodes have ended; the host waits for the device."""
+        done_B = torch.stack([self.columns[name][-1] for name in ("terminated", "truncated") if name in self.columns])
+        self.done_B = done_B.any(0) if self.done_B is None else done_B.any(0) | self.done_B
+        return bool(self.done_B.all())
 
     def add(
         self,
@@ -153,7 +208,8 @@ class _Record:
             ends["final_obs"] = after.obs if after.final_obs is None else after.final_obs
         told = {} if after.told is None else {f"told.{f.name}": getattr(after.told, f.name) for f in fields(Told)}
         seen["reward_known"] = after.reward_known_B
-        for name, value in {**seen, **ends, **told, **{f"facts.{k}": v for k, v in facts.items()}}.items():
+        facts = {f"facts.{name}": value for name, value in {**facts, **after.facts}.items()}
+        for name, value in {**seen, **ends, **told, **facts}.items():
             if value is not None:
                 self.columns.setdefault(name, []).append(value)
 

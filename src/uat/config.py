@@ -27,6 +27,7 @@ from uat.settings import (
     check_fields,
     checked,
     current_names,
+    execution_fields,
     field_types,
     original_names,
     shown,
@@ -172,9 +173,10 @@ SECTIONS = ("domain", "method", "train", "evaluation", "feedback", "objective")
 
 
 def changes(section: Any) -> dict[str, Any]:
-    """Return the fields that are not at their defaults, under their oldest names."""
-    default, oldest = type(section)(), original_names(type(section))
-    return {oldest[name]: value for name, value in to_json(section).items() if value != to_json(getattr(default, name))}
+    """Return the fields that are not at their defaults, under their oldest names; without those of execution alone."""
+    default, oldest, without = type(section)(), original_names(type(section)), execution_fields(type(section))
+    changed = {name: value for name, value in to_json(section).items() if value != to_json(getattr(default, name))}
+    return {oldest[name]: value for name, value in changed.items() if name not in without}
 
 
 def with_oldest_names(section: Any) -> dict[str, Any]:

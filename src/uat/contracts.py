@@ -7,7 +7,7 @@ none".
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import torch
@@ -194,13 +194,20 @@ class Transition(Generic[World]):
     """False where the reward is unknown. None: it is always known."""
     told: Told | None = None
     """Action and reward that the policy receives in place of the true ones. None: the true ones."""
+    facts: dict[str, Tensor] = field(default_factory=dict)
+    """Data of the result for metrics, recorded with the facts of the step under names of their own."""
 
 
 class Simulator(Worlds, Generic[World]):
     """Worlds that actions change."""
 
     on_host: bool = False
-    """Whether a step runs code that must not be captured as a CUDA graph, such as an environment in Python."""
+    """Whether a step runs code that must not be captured as a CUDA graph, such as an environment in Python. Rollouts in
+    such worlds stop when all episodes have ended."""
+    most_streams: int | None = None
+    """Limit of the episodes that can be played at a time; a rollout of more plays them in turns. None: no limit."""
+    seconds: float = 0.0
+    """Time spent in environments on the host so far."""
 
     @abstractmethod
     def reset(self, noise: Noise) -> tuple[World, Tensor]:
@@ -221,6 +228,9 @@ class Simulator(Worlds, Generic[World]):
     def facts(self, world: World) -> dict[str, Tensor]:
         """Return data of this step for metrics and references; methods see only the facts that the spec names."""
         return {}
+
+    def close(self) -> None:
+        """Free what the worlds hold, such as environments and processes; the next `reset` acquires it again."""
 
 
 class Recording(Worlds):

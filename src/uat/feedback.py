@@ -81,6 +81,14 @@ class CorruptedSimulator(Simulator[CorruptedWorld]):
 
     def __init__(self, worlds: Simulator[Any], config: FeedbackConfig) -> None:
         self.worlds, self.config, self.spec, self.on_host = worlds, config, worlds.spec, worlds.on_host
+        self.most_streams = worlds.most_streams
+
+    @property
+    def seconds(self) -> float:
+        return self.worlds.seconds
+
+    def close(self) -> None:
+        self.worlds.close()
 
     def noise(self, episode_ids: Tensor, seed: int) -> Noise:
         return _drawn(self.worlds, self.config, episode_ids, seed)

@@ -4,8 +4,11 @@ At first a registry holds only uat's own entries. Installed packages offer entri
 a name is unknown or when all entries are listed; only then is a package imported. An entry that cannot be imported
 becomes a `Problem` with a sentence: the error is raised for that name alone, and everything else works.
 
-An address, `python:module:name`, names code. Only `adopt` imports it, and is called only for addresses that the user
-named, or that are in a file that the user trusts.
+An address names code: `python:module:name`, or `gym:package:id`, an environment that the package registers. Only
+`adopt` imports it, and is called only for addresses that the user named, or that are in a file that the user trusts.
+
+A scheme makes entries of all names with a prefix, such as `gym:CartPole-v1`. Its module is imported for such names
+alone.
 """
 
 from __future__ import annotations
@@ -27,12 +30,29 @@ Entry = TypeVar("Entry")
 OWN = "uat"
 """The owner of the entries that uat supplies."""
 ADDRESS = re.compile(r"python:(?P<module>\w+(\.\w+)*):(?P<name>\w+(\.\w+)*)")
+PACKAGED = re.compile(r"gym:(?P<package>[^:]*):(?P<id>.*)", re.DOTALL)
 TRUST = "--trust on the command line, trust=True in Python"
 
 
 def is_address(name: Any) -> bool:
-    """Whether a name is the address of code: `python:module:name`."""
-    return isinstance(name, str) and name.startswith("python:")
+    """Whether a name is the address of code: `python:module:name` or `gym:package:id`."""
+    return isinstance(name, str) and (name.startswith("python:") or PACKAGED.fullmatch(name) is not None)
+
+
+def split_packaged(name: str) -> tuple[str, str]:
+    """Return the package and the id of `gym:package:id`; the package of `gym:id` is empty."""
+    match = PACKAGED.fullmatch(name)
+    return (match["package"], match["id"]) if match else ("", name.removeprefix("gym:"))
+
+
+def import_package(package: str, name: str) -> None:
+    """Import the package that an address names; raise a ValueError that says why if that fails."""
+    if re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", package) is None:
+        raise ValueError(f"{shown(name)} is not an address: expected gym:PACKAGE:ID, with the name of a Python package")
+    try:
+        importlib.import_module(package)
+    except (Exception, SystemExit) as error:  # a foreign module may raise anything
+        raise ValueError(f"{name}: the package {package} cannot be imported: {_in_words(error)}") from error
 
 
 def address_of(value: Any) -> str:
@@ -80,7 +100,8 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
 
     kind: the word for an entry in messages, such as "method"; group: the group of entry points that add entries;
     convert: makes an entry of the object at an entry point or an address, or raises a ValueError or TypeError;
-    reserved: names that no entry may have.
+    reserved: names that no entry may have;
+    schemes: prefix of names -> place, `module:function`, of the function that makes an entry of such a name.
     """
 
     def __init__(
@@ -90,8 +111,10 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
         own: Mapping[str, Entry],
         convert: Callable[[Any], Entry],
         reserved: frozenset[str] = frozenset(),
+        schemes: Mapping[str, str] | None = None,
     ) -> None:
         self.kind, self.group, self._convert, self._reserved = kind, group, convert, reserved
+        self.schemes = dict(schemes or {})
         self.own = tuple(own)
         """Names of uat's own entries; looking them up imports no other package."""
         self._entries: dict[str, Entry] = dict(own)
@@ -100,6 +123,8 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
         self._offered: dict[str, EntryPoint] | None = None
         self._tried: set[str] = set()
         self._problems: list[Problem] = []
+        self._reasons: dict[str, str] = {}
+        """Why names of schemes cannot be used."""
 
     # ------------------------------------------------------------ the mapping
 
@@ -144,8 +169,26 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
     def adopt(self, address: str) -> Entry:
         """Import the object at an address, once, and register it under the address."""
         if address not in self._entries:
-            self._add(address, import_address(address), address)
+            package, _ = split_packaged(address)
+            if package and self._scheme(address):
+                import_package(package, address)
+                self._load_by_scheme(address)
+                if address not in self._entries:
+                    raise ValueError(self._reasons[address])
+            else:
+                self._add(address, import_address(address), address)
         return self._entries[address]
+
+    def _scheme(self, name: str) -> str | None:
+        return self.schemes.get(name.partition(":")[0]) if ":" in name else None
+
+    def _load_by_scheme(self, name: str) -> None:
+        """Make the entry of a name such as `gym:CartPole-v1`, or keep the reason why that is impossible."""
+        module, _, function = str(self._scheme(name)).partition(":")
+        try:
+            self._entries[name] = getattr(importlib.import_module(module), function)(name)
+        except ValueError as error:
+            self._reasons[name] = str(error)
 
     def name_of(self, value: Any) -> str:
         """Register a class or function under its address, and return the address."""
@@ -187,6 +230,9 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
     def _load(self, name: str) -> None:
         """Import the entry that a package offers under this name, if there is one."""
         if is_address(name):
+            return
+        if self._scheme(name):
+            self._load_by_scheme(name)
             return
         point = self._offers().get(name)
         if point is None or name in self._entries or name in self._tried:
@@ -235,6 +281,8 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
             return f"the {self.kind} {name} is code, which is imported only if you say so: {TRUST}"
         if isinstance(name, str) and name.startswith("object:"):
             return f"the {self.kind} {name} was passed as an object: pass it again ({self.kind}=... in Python)"
+        if name in self._reasons:
+            return self._reasons[name]
         return next((p.sentence for p in self._problems if p.name == name and name not in self._entries), None)
 
 

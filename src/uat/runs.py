@@ -24,7 +24,7 @@ from torch import Tensor
 
 from uat import lock
 from uat.config import RunConfig, from_json, lookup, run_config_from_json, spec_from_json, spec_to_json, to_json
-from uat.domains import DOMAINS, Domain
+from uat.domains import DOMAINS, Domain, as_domain
 from uat.domains import known_as as domain_known_as
 from uat.files import (
     FileError,
@@ -41,7 +41,7 @@ from uat.manifest import manifest
 from uat.methods import METHODS, Method, Policy, known_as
 from uat.registry import is_address
 from uat.rows import EPOCHS, SCORES, SECONDS, check_row
-from uat.settings import checked, shown, with_current_names
+from uat.settings import changed_fields, checked, shown, with_current_names
 from uat.spec import Spec
 from uat.tensor_files import RunError, copied, first_not_finite, read_tensors, write_tensors
 
@@ -164,19 +164,20 @@ class Run:
         return [check_row(parse_row(line, where), COLUMNS.get(name, {}), where) for line, where in places]
 
 
-def opened(run: Run | Path | str, *, trust: bool = False, domain: Domain | None = None) -> Run:
+def opened(run: Run | Path | str, *, trust: bool = False, domain: Any = None) -> Run:
     """Return the run itself, or open the run in a folder.
 
     trust: import the code that the run's config names; it is refused otherwise.
-    domain: the domain object that the run was trained in, if its code has neither a name nor an address.
+    domain: the domain object or environment that the run was trained in, if its code has neither a name nor an address.
     """
     checked(trust, bool, "trust")
-    given = None if domain is None else domain_known_as(checked(domain, Domain, "domain"))
+    given = None if domain is None else domain_known_as(as_domain(domain, "domain"))
     run = run if isinstance(run, Run) else Run.open(run, trust=trust)
     if given is not None:
-        name, settings = given
         own = {"name": run.config.domain_name, **to_json(run.config.domain)}
-        if difference := first_difference({"name": name, **to_json(settings)}, own, ""):
+        # an environment determines the settings that describe it, and no others
+        known = to_json(given[1]) if isinstance(domain, Domain) else {**own, **changed_fields(given[1])}
+        if difference := first_difference({**known, "name": given[0]}, own, ""):
             raise RunError(f"{run.path} was not trained in the given domain: {difference}")
     return run
 

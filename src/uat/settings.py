@@ -120,6 +120,16 @@ def renamed(*old: str) -> dict[str, Any]:
     return {"renamed": old}
 
 
+def execution() -> dict[str, Any]:
+    """Metadata of a field that changes how a run is executed but none of its numbers, and so not its identity."""
+    return {"execution": True}
+
+
+def execution_fields(kind: type[Any]) -> set[str]:
+    """Names of the fields that change how a run is executed but none of its numbers."""
+    return {item.name for item in dataclasses.fields(kind) if item.metadata.get("execution")}
+
+
 @lru_cache(maxsize=256)
 def current_names(kind: type[Any]) -> dict[str, str]:
     """Old name -> current name, of the fields that were renamed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -77,7 +78,9 @@ OWN: dict[str, DomainEntry] = {
 }
 
 
-DOMAINS: Registry[DomainEntry] = Registry("domain", "uat.domains", OWN, as_entry)
+DOMAINS: Registry[DomainEntry] = Registry(
+    "domain", "uat.domains", OWN, as_entry, schemes={"gym": "uat.adapters.gymnasium:entry_of"}
+)
 """All domains: uat's own, those that a program registers, and those that installed packages offer."""
 
 
@@ -117,15 +120,29 @@ def register_domain(
     return entry
 
 
-def known_as(domain: Domain | str) -> tuple[str, Any]:
+def adapted(value: Any) -> Domain | None:
+    """Return the domain of a Gymnasium environment, a vector of them, or a factory; None for any other value."""
+    return importlib.import_module("uat.adapters.gymnasium").domain_of(value)
+
+
+def as_domain(value: Any, name: str) -> Domain:
+    """Return a domain object, or that of an environment; raise a ValueError that names the argument otherwise."""
+    return value if isinstance(value, Domain) else adapted(value) or checked(value, Domain, name)
+
+
+def known_as(domain: Any) -> tuple[str, Any]:
     """Return the name of a domain in configs, and its settings; None stands for those of its recipe.
 
-    domain: a name, an address, whose code is imported because the caller named it, or an object.
+    domain: a name, an address, whose code is imported because the caller named it, or an object: a domain, or a
+        Gymnasium environment, a vector of them, or a factory.
     """
     if isinstance(domain, str):
         if is_address(domain):
             DOMAINS.adopt(domain)
         return domain, None
+    domain = as_domain(domain, "domain")
+    if domain.registered is not None:
+        return domain.registered
     DOMAINS.offered_as(type(domain))  # loads the package that offers it, if there is one
     for name, entry in DOMAINS.loaded().items():
         if rebuilds(entry, domain):

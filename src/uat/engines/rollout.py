@@ -138,10 +138,12 @@ class RolloutRunner:
         return lambda: self._rollout(noise)
 
     def close(self) -> None:
-        """Free the captured graph and the drawn noise. The next call of `play` captures again."""
+        """Free the captured graph, the drawn noise and what the worlds hold. The next `play` makes them again."""
         if self.captured is not None:
             self.captured.close()
         self.captured = self.drawn = None
+        if isinstance(self.simulator, Simulator):
+            self.simulator.close()
 
     def noise(self, episode_ids: Tensor, seed: int) -> Noise:
         with fused_operations():

@@ -200,12 +200,12 @@ def audit_run(
     device: torch.device | str | None = None,
     threads: int | None = None,
     trust: bool = False,
-    domain: Domain | None = None,
+    domain: Any = None,
 ) -> Audit:
     """Audit a run's policy on test worlds of its domain, with the domain's Bayes filter as reference if it has one.
 
     trust: allow importing the code that the run's config names (`python:module:name`), which is refused by default.
-    domain: the domain object that was passed to `uat.train`, if it has no name.
+    domain: the domain object or environment that was passed to `uat.train`, if it has no name.
     """
     run, chosen = opened(run, trust=trust, domain=domain), pick_device(device)
     with cpu_threads(threads):

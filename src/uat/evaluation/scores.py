@@ -13,7 +13,7 @@ from torch import Tensor
 
 from uat.acting import has_expert
 from uat.config import RunConfig, with_oldest_names
-from uat.domains import DOMAINS, Domain, split_seed
+from uat.domains import DOMAINS, split_seed
 from uat.engines.rollout import AT_ONCE, RolloutRunner, play_all
 from uat.evaluation.intervals import interval
 from uat.metrics import Score
@@ -60,7 +60,7 @@ def evaluate(
     device: torch.device | str | None = None,
     threads: int | None = None,
     trust: bool = False,
-    domain: Domain | None = None,
+    domain: Any = None,
 ) -> Evaluation:
     """Score a run's policy, the Bayes filter, the expert and chance on the same test episodes.
 
@@ -69,7 +69,7 @@ def evaluate(
 
     threads: CPU threads; unset: UAT_THREADS, or one.
     trust: import the code that the run's config names (`python:module:name`); it is refused otherwise.
-    domain: the object that the run was trained in, if the domain was handed to `uat.train` as one that has no name.
+    domain: the domain object or environment that was handed to `uat.train`, if it has no name.
     """
     run = opened(run, trust=trust, domain=domain)
     with cpu_threads(threads):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from uat.config import RunConfig, lookup
-from uat.domains import DOMAINS, Domain, known_as
+from uat.domains import DOMAINS, Domain, adapted, known_as
 from uat.files import check_path
 from uat.methods import Policy
 from uat.recipes import compose, default_folder
@@ -36,7 +36,9 @@ def train(
 ) -> Run:
     """Train a policy and write its run folder at `out`. With `resume`, continue an interrupted run of this config.
 
-    config: a RunConfig, or a domain: its name, an address such as "python:bandit:Bandit", or an object. With a domain:
+    config: a RunConfig, or a domain: its name, such as "darkroom" or "gym:CartPole-v1", an address such as
+      "python:bandit:Bandit", or an object: a domain, a Gymnasium environment, a vector of them, or a factory. With a
+      domain:
       method: a name, an address, a policy class, or a config; unset: "uat".
       preset: "smoke" (seconds), "quick" (minutes) or "paper"; unset: "paper", the whole training.
       seed: determines initial weights, training worlds, sampled actions and dropout; unset: 0.
@@ -65,7 +67,7 @@ def train(
 
 def composed(domain: Any, about: Mapping[str, Any]) -> RunConfig:
     """Compose the config of a training on a domain from the other arguments of `train`."""
-    if not isinstance(domain, str | Domain):
+    if not isinstance(domain, str | Domain) and adapted(domain) is None:
         raise ValueError(f"config={shown(domain)} must be RunConfig, a domain, or the name of one")
     try:
         lookup("domain", known_as(domain)[0], DOMAINS)

@@ -1,0 +1,261 @@
+"""Any Gymnasium environment as a domain: `gym:CartPole-v1`, or `gym:PACKAGE:ID` for ids that a package registers.
+
+    uat train gym:CartPole-v1 --method uat
+    uat.train(env)                                  an environment, a vector of them, or a factory
+
+One row of a rollout is one episode, which starts with `env.reset(seed=...)`; the seed depends on the run's seed and the
+number of the episode alone. In a loop of your own, `domain.observation` and `domain.action` convert values between the
+environment and a session:
+
+    domain = uat.adapters.gymnasium.domain("gym:CartPole-v1")
+    obs, reward, terminated, truncated, info = env.step(domain.action(session.act(domain.observation(obs))))
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from uat.adapters.chance import RandomAgent
+from uat.adapters.environments import LocalEnvironments, Rules, Stepping
+from uat.adapters.simulator import GymSimulator
+from uat.adapters.sources import Copies, Factory, Registered, Source, check_registered, imported_gymnasium
+from uat.adapters.spaces import ActionConverter, ObservationConverter, Values
+from uat.contracts import Agent
+from uat.domains import DOMAINS, Domain, DomainEntry, Split
+from uat.episode import Trajectory
+from uat.metrics import Metric
+from uat.registry import is_address
+from uat.settings import Between, Scale, Steps, changed_fields, check_fields, execution, execution_fields, shown
+from uat.spec import Box, Discrete, Items, Named, Spec, Vector
+
+MOST_STEPS_UNSET = 1_000
+"""Limit of an episode's steps if neither the settings nor the environment have one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GymConfig:
+    max_steps: Steps | None = None
+    """Steps after which an episode is cut off as truncated; unset: the environment's time limit, or 1,000."""
+    reward_scale: Scale = 1.0
+    """Factor on the rewards that policies see."""
+    mask_key: str = "action_mask"
+    """Key of the mask of allowed actions in the environment's `info`."""
+    arguments: str = "{}"
+    """Arguments of the environment as JSON, such as {"gravity": 5.0}."""
+    workers: Annotated[int, Between(0, 1024)] = field(default=0, metadata=execution())
+    """Processes that step the environments; 0: this process. The numbers are the same."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "domain.")
+        try:
+            arguments = json.loads(self.arguments)
+        except ValueError as error:
+            raise ValueError(f"domain.arguments={shown(self.arguments)} is not valid JSON: {error}") from None
+        if not isinstance(arguments, dict):
+            raise ValueError(f"domain.arguments={shown(self.arguments)} must be a JSON object, such as {{}}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GivenConfig(GymConfig):
+    given: str = ""
+    """Description of the environment, which was passed as an object."""
+
+
+class GymDomain(Domain):
+    """A Gymnasium environment."""
+
+    metrics = (
+        Metric(name="return", label="Return"),
+        Metric(name="length", label="Steps"),
+        Metric(name="success", label="Success", partial=True),
+    )
+
+    def __init__(self, config: GymConfig, name: str, source: Source) -> None:
+        self.config, self.name, self.source = config, name, source
+        without = execution_fields(type(config)) | {"given"}
+        changed = [f"{key}={value}" for key, value in changed_fields(config).items() if key not in without]
+        self.setting = ",".join(changed) or "default"
+        self.spaces, limit = self._probe()
+        try:
+            self._observations, self._actions = ObservationConverter(self.spaces[0]), ActionConverter(self.spaces[1])
+            limits = [steps for steps in (config.max_steps, limit) if steps is not None]
+            self.spec = Spec(
+                obs=_observations(self._observations),
+                action=_actions(self._actions),
+                horizon=min(limits, default=MOST_STEPS_UNSET),
+                reward_scale=config.reward_scale,
+            )
+        except ValueError as error:
+            raise ValueError(f"{source.label}: {error}") from None
+
+    def _probe(self) -> tuple[tuple[Any, Any], int | None]:
+        """Return the spaces and the time limit of a first environment."""
+        env = self.source()
+        limit = env.spec.max_episode_steps if env.spec is not None else None
+        spaces = env.observation_space, env.action_space
+        env.close()
+        return spaces, limit
+
+    @property
+    def registered(self) -> tuple[str, Any]:
+        return self.name, self.config
+
+    def simulator(self, split: Split, device: torch.device | str) -> GymSimulator:
+        return GymSimulator(self.spec, self._stepping(), device)
+
+    def _stepping(self) -> Stepping:
+        rules = Rules(self.spec.steps, self.config.mask_key)
+        return LocalEnvironments(self.source, rules, self.spaces)
+
+    def measure(self, trajectory: Trajectory) -> dict[str, Tensor]:
+        success_BT, valid_BT = trajectory.facts["success"], trajectory.valid
+        last_B1 = valid_BT.sum(1, keepdim=True) - 1
+        return {
+            **super().measure(trajectory),
+            "length": valid_BT.sum(1).to(success_BT.dtype),
+            "success": success_BT.gather(1, last_B1)[:, 0],
+        }
+
+    def references(self) -> Mapping[str, Agent[Any]]:
+        return {"random": RandomAgent(self.spec)}
+
+    # ------------------------------------------------------------ loops of your own
+
+    def observation(self, *observations: Any) -> Values | dict[str, Values]:
+        """Return what `Session.act` takes, given one of the environment's observations for each stream."""
+        rows = self._observations.rows(observations)
+        return rows if self._observations.single else self._observations.named(rows)
+
+    def action(self, actions: Any, stream: int = 0) -> Any:
+        """Return what `env.step` takes, given what `Session.act` returned."""
+        return self._actions.values(np.asarray(actions)[stream : stream + 1])[0]
+
+
+def _observations(converter: ObservationConverter) -> Vector | Items | Named:
+    parts = {name: Vector(width) if count is None else Items(count) for name, (count, width) in converter.sizes.items()}
+    return next(iter(parts.values())) if converter.single else Named(parts)
+
+
+def _actions(converter: ActionConverter) -> Discrete | Box:
+    return Discrete(converter.combinations) if converter.counts else Box(*converter.limits)
+
+
+# ---------------------------------------------------------------- names and objects
+
+
+def entry_of(name: str) -> DomainEntry:
+    """Return the entry of a domain `gym:ID` or `gym:PACKAGE:ID`; raise a ValueError if Gymnasium lacks the id."""
+    check_registered(name)
+    return DomainEntry(
+        build=partial(_built, name), config=GymConfig, tasks=("default",), summary=f"the Gymnasium environment {name}"
+    )
+
+
+def _built(name: str, config: GymConfig) -> GymDomain:
+    return GymDomain(config, name, Registered(name, config.arguments))
+
+
+def domain(value: Any, **settings: Any) -> GymDomain:
+    """Return the domain of a name such as "gym:CartPole-v1", an environment, a vector of them, or a factory.
+
+    settings: fields of GymConfig, such as max_steps=200.
+    """
+    if isinstance(value, str):
+        if is_address(value):
+            DOMAINS.adopt(value)
+        if value not in DOMAINS:
+            raise ValueError(
+                DOMAINS.unsupported_reason(value) or f"{shown(value)} must be a name such as gym:CartPole-v1"
+            )
+        return _built(value, GymConfig(**settings))
+    if (found := domain_of(value)) is None:
+        raise ValueError(f"{shown(value)} must be a gymnasium.Env, a VectorEnv, or a function that makes an Env")
+    return DOMAINS[found.name].build(replace(found.config, **settings)) if settings else found
+
+
+_GIVEN: dict[str, tuple[Any, Source]] = {}
+"""Description -> object passed in this process, and its source. Of two with the same description, the later is kept."""
+
+
+def domain_of(value: Any) -> GymDomain | None:
+    """Return the domain of an environment, a vector of them, or a factory; None for any other value."""
+    gymnasium = sys.modules.get("gymnasium")
+    is_env = gymnasium is not None and isinstance(value, gymnasium.Env)
+    is_class = isinstance(value, type)
+    if is_class and (gymnasium is None or not issubclass(value, gymnasium.Env)):
+        return None
+    is_factory = is_class or (type(value).__name__ in ("function", "method", "partial") and callable(value))
+    if not is_env and not is_factory:
+        return None
+    if is_env and (named := _by_name(value)) is not None:
+        return named
+    label = f"{type(value.unwrapped).__name__}" if is_env else shown(value)
+    source = Copies(label, value) if is_env else Factory(label, value)
+    env = value if is_env else source()
+    kind = type(env.unwrapped)
+    described = f"{kind.__module__}:{kind.__qualname__}, {env.observation_space}, {env.action_space}"
+    if not is_env:
+        env.close()
+    _GIVEN[described] = value, source
+    name = f"object:{kind.__name__}"
+    DOMAINS[name] = DomainEntry(
+        build=partial(_rebuilt, name),
+        config=GivenConfig,
+        tasks=("default",),
+        summary=f"the environment {kind.__name__}",
+    )
+    return GymDomain(GivenConfig(given=described), name, source)
+
+
+def _rebuilt(name: str, config: GivenConfig) -> GymDomain:
+    if config.given not in _GIVEN:
+        raise ValueError(
+            f"the domain of this run was an environment passed as an object ({config.given}): pass it again (in Python "
+            "domain=...)"
+        )
+    return GymDomain(config, name, _GIVEN[config.given][1])
+
+
+def _by_name(env: Any) -> GymDomain | None:
+    """Return the domain of an environment that `gymnasium.make` can make again from its id; None if it cannot.
+
+    Attributes that were changed after the environment was made are lost: pass a factory to keep them.
+    """
+    gymnasium, spec = imported_gymnasium(), env.spec
+    if spec is None or spec.id not in gymnasium.registry or spec.additional_wrappers:
+        return None
+    usual = gymnasium.registry[spec.id]
+    if spec.entry_point != usual.entry_point:
+        return None
+    arguments = {
+        key: value for key, value in spec.kwargs.items() if key != "render_mode" and usual.kwargs.get(key) != value
+    }
+    if spec.max_episode_steps != usual.max_episode_steps:
+        arguments["max_episode_steps"] = spec.max_episode_steps
+    try:
+        text = json.dumps(arguments, sort_keys=True)
+    except (TypeError, ValueError):
+        return None
+    package = _package(spec.entry_point)
+    name = f"gym:{package}:{spec.id}" if package else f"gym:{spec.id}"
+    try:
+        DOMAINS.adopt(name) if package else check_registered(name)
+    except ValueError:
+        return None
+    return _built(name, GymConfig(arguments=text))
+
+
+def _package(entry_point: Any) -> str:
+    """Return the package whose import registers an environment; empty for those of Gymnasium and of a script."""
+    module = entry_point if isinstance(entry_point, str) else entry_point.__module__
+    package = module.partition(":")[0].partition(".")[0]
+    return "" if package in ("gymnasium", "__main__") else package
