@@ -206,8 +206,6 @@ class Simulator(Worlds, Generic[World]):
     such worlds stop when all episodes have ended."""
     most_streams: int | None = None
     """Limit of the episodes that can be played at a time; a rollout of more plays them in turns. None: no limit."""
-    seconds: float = 0.0
-    """Time spent in environments on the host so far."""
 
     @abstractmethod
     def reset(self, noise: Noise) -> tuple[World, Tensor]:

@@ -156,7 +156,11 @@ def entry_of(name: str) -> DomainEntry:
     """Return the entry of a domain `gym:ID` or `gym:PACKAGE:ID`; raise a ValueError if Gymnasium lacks the id."""
     check_registered(name)
     return DomainEntry(
-        build=partial(_built, name), config=GymConfig, tasks=("default",), summary=f"the Gymnasium environment {name}"
+        build=partial(_built, name),
+        config=GymConfig,
+        tasks=("default",),
+        summary=f"the Gymnasium environment {name}",
+        objective="ppo",
     )
 
 
@@ -212,6 +216,7 @@ def domain_of(value: Any) -> GymDomain | None:
         config=GivenConfig,
         tasks=("default",),
         summary=f"the environment {kind.__name__}",
+        objective="ppo",
     )
     return GymDomain(GivenConfig(given=described), name, source)
 
