@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tests import reference
 from tests.builders import randomise
+from uat.nn import attention
 from uat.nn.attention import Attention
 
 B, T, D, H = 2, 5, 12, 3
@@ -173,3 +174,21 @@ def test_dropout_acts_in_training_alone() -> None:
     assert torch.equal(attention.eval()(x, rho, g), random_attention()(x, rho, g))
     attention.train()
     assert not torch.equal(attention(x, rho, g), attention(x, rho, g))
+
+
+@pytest.mark.parametrize("context", [None, 150])
+def test_long_episodes_with_late_gates_are_attended_to_in_one_call(context: int | None) -> None:
+    """Outputs and gradients equal those of explicit matrices, with the window and without it."""
+    generator, steps = torch.Generator().manual_seed(0), attention.LONG + 40
+    draw = {"dtype": torch.float64, "generator": generator}
+    q, *keys = (torch.randn(2, 2, steps, 3, **draw, requires_grad=True) for _ in range(7))
+    pairs = [attention.AgedKeys(age, keys[i], keys[i + 1]) for i, age in ((0, 3), (2, 1), (4, 0))]
+    geometry = attention.Geometry(context=context)
+    results = []
+    for long in (attention.LONG, steps + 1):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(attention, "LONG", long)
+            h = geometry.attend_by_age(q, pairs)
+            results.append([h, *torch.autograd.grad(h.square().sum(), [q, *keys])])
+    for fast, plain in zip(*results, strict=True):
+        torch.testing.assert_close(fast, plain, atol=1e-10, rtol=1e-10)

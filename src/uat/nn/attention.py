@@ -155,6 +155,10 @@ def attend_to_slots(q_BHRE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, visible_BS: 
     return logits_BHRS.softmax(-1) @ v_BHSE
 
 
+LONG = 128
+"""Number of queries from which keys of several ages are attended to in one call; fewer are faster with matrices."""
+
+
 class AgedKeys(NamedTuple):
     """Keys and values (B, H, T, E) of tokens that are at least so many steps old."""
 
@@ -241,6 +245,8 @@ def _logits_by_age(q: Tensor, by_age: Sequence[AgedKeys], age: Tensor) -> Tensor
 
 def _weighted(q: Tensor, by_age: Sequence[AgedKeys], visible: Tensor, age: Tensor, dropout: float) -> Tensor:
     """Return the sum of values of each pair's age, weighted by a softmax over the visible keys."""
+    if not dropout and q.shape[-2] >= LONG:
+        return _weighted_at_once(q, by_age, visible, age)
     weights = _logits_by_age(q, by_age, age).masked_fill(~visible, -torch.inf).softmax(-1)
     weights = F.dropout(weights, dropout) if dropout else weights
     (older, _, value), *others = by_age
@@ -249,6 +255,17 @@ def _weighted(q: Tensor, by_age: Sequence[AgedKeys], visible: Tensor, age: Tenso
         h = h + torch.where((age >= least) & (age < older), weights, 0.0) @ value
         older = least
     return h
+
+
+def _weighted_at_once(q: Tensor, by_age: Sequence[AgedKeys], visible: Tensor, age: Tensor) -> Tensor:
+    """Return the same as `_weighted` from one attention over the keys of all pairs, each visible at its ages alone, so
+    that no matrix of logits is stored."""
+    masks, older = [], None
+    for least, _, _ in by_age:
+        masks.append(visible & (age >= least) if older is None else visible & (age >= least) & (age < older))
+        older = least
+    keys, values = (torch.cat([pair[i] for pair in by_age], dim=-2) for i in (1, 2))
+    return F.scaled_dot_product_attention(q, keys, values, attn_mask=torch.cat(masks, dim=-1))
 
 
 def _chunked(x_BHTE: Tensor, chunks: int, width: int) -> Tensor:
