@@ -42,15 +42,12 @@ class GymSimulator(Simulator[GymWorld]):
 
     on_host = True
 
-    def __init__(self, spec: Spec, stepping: Stepping, device: torch.device | str, *, owns: bool = True) -> None:
-        """
-        owns: whether `close` closes the environments, which were made for this simulator alone.
-        """
+    def __init__(self, spec: Spec, stepping: Stepping, device: torch.device | str) -> None:
         self.spec, self.stepping, self.device = spec, stepping, torch.device(device)
         self.most_streams = stepping.most_streams
         self.seconds = 0.0
         self._resets = self._steps = 0
-        self._close = weakref.finalize(self, stepping.close) if owns else None
+        weakref.finalize(self, stepping.close)
 
     def noise(self, episode_ids: Tensor, seed: int) -> Noise:
         return {"seed": integers(seed, "gymnasium.seed", episode_ids.to(self.device), 1, below=SEEDS)[:, 0]}
@@ -103,8 +100,7 @@ class GymSimulator(Simulator[GymWorld]):
         return world.allowed_BA
 
     def close(self) -> None:
-        if self._close is not None:
-            self.stepping.close()
+        self.stepping.close()
 
     def _masks(self, results: Results, stepped_B: Values) -> Tensor | None:
         if results.allowed is None:
