@@ -123,7 +123,8 @@ class Episodes:
         if array.shape == (len(rewards),) and np.isfinite(array).all():
             return array
         bad = next((i for i, reward in enumerate(rewards) if not _is_finite(reward)), 0)
-        raise self.error(streams[bad], f"returned the reward {shown(rewards[bad])}, where a finite number is expected")
+        reward = rewards[bad].item() if isinstance(rewards[bad], np.generic) else rewards[bad]
+        raise self.error(streams[bad], f"returned the reward {shown(reward)}, where a finite number is expected")
 
     def _success(self, stream: int, info: dict[str, Any]) -> float:
         value = info.get("is_success", info.get("success"))
@@ -222,6 +223,7 @@ class LocalEnvironments(Stepping):
             episodes.steps[stream] += what == "step"
             raise episodes.error(stream, f"raised {in_words(error)}") from error
         if not isinstance(found, tuple) or len(found) != values or not isinstance(found[-1], dict):
+            episodes.steps[stream] += what == "step"
             wanted = "(obs, info)" if what == "reset" else "(obs, reward, terminated, truncated, info)"
             raise episodes.error(stream, f"returned {shown(found)} from {what}, which must return {wanted}")
         return found

@@ -190,7 +190,7 @@ def domain(value: Any, **settings: Any) -> GymDomain:
     if isinstance(value, str):
         if is_address(value):
             DOMAINS.adopt(value)
-        if value not in DOMAINS:
+        if not value.startswith("gym:") or value not in DOMAINS:
             raise ValueError(
                 DOMAINS.unsupported_reason(value) or f"{shown(value)} must be a name such as gym:CartPole-v1"
             )
@@ -212,10 +212,10 @@ def domain_of(value: Any) -> GymDomain | None:
         return _given_vector(value) if isinstance(value, kinds[1]) else _by_name(value) or _given_env(value)
     is_class = isinstance(value, type) and gymnasium is not None and issubclass(value, gymnasium.Env)
     if is_class or isinstance(value, FunctionType | MethodType | partial):
-        source = Factory(shown(value), value)
-        env = source()
+        env = Factory(shown(value), value)()
         env.close()
-        return _given(source, type(env.unwrapped), (env.observation_space, env.action_space))
+        kind = type(env.unwrapped)
+        return _given(Factory(kind.__name__, value), kind, (env.observation_space, env.action_space))
     return None
 
 
