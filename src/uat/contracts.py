@@ -204,8 +204,6 @@ class Simulator(Worlds, Generic[World]):
     such worlds stop when all episodes have ended."""
     most_streams: int | None = None
     """Limit of the episodes that can be played at a time; a rollout of more plays them in turns. None: no limit."""
-    seconds: float = 0.0
-    """Time spent in environments on the host so far."""
 
     @abstractmethod
     def reset(self, noise: Noise) -> tuple[World, Tensor]:
@@ -226,6 +224,11 @@ class Simulator(Worlds, Generic[World]):
     def facts(self, world: World) -> dict[str, Tensor]:
         """Return data of this step for metrics and references; methods see only the facts that the spec names."""
         return {}
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in environments on the host so far."""
+        return 0.0
 
     def close(self) -> None:
         """Free what the worlds hold, such as environments and processes; the next `reset` acquires it again."""

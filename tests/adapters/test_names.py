@@ -102,7 +102,7 @@ def test_the_list_of_domains_ends_with_environments(capsys: pytest.CaptureFixtur
 
 def test_a_run_has_a_folder_with_a_safe_name() -> None:
     DOMAINS.adopt("gym:popgym:popgym-RepeatFirstEasy-v0")
-    gymnasium.register("Some/Where-v0", Counting)
+    gymnasium.register("Some/Where-v0", lambda **arguments: Counting(**arguments))
     names = {"gym:popgym:popgym-RepeatFirstEasy-v0": "popgym-RepeatFirstEasy-v0", "gym:Some/Where-v0": "Some+Where-v0"}
     for name, folder in names.items():
         assert default_folder(compose(name)) == Path("runs") / f"{folder}-uat-paper-0"
@@ -155,7 +155,7 @@ def test_a_run_is_trained_scored_and_audited(make: Any, tmp_path: Path) -> None:
 
 def test_an_interrupted_run_is_resumed_to_the_same_weights(tmp_path: Path) -> None:
     class Interrupted(Progress):
-        def update(self, epoch: int, note: str) -> None:
+        def update(self, epoch: int, note: str = "") -> None:
             if epoch == 2:
                 raise KeyboardInterrupt
 
@@ -205,7 +205,10 @@ def test_an_environment_made_by_its_id_is_known_by_name() -> None:
 
 @pytest.mark.parametrize(
     "wrapped",
-    [lambda env: gymnasium.wrappers.TransformReward(env, lambda x: 2 * x), gymnasium.wrappers.FlattenObservation],
+    [
+        lambda env: gymnasium.wrappers.TransformReward(env, lambda x: 2 * float(x)),
+        gymnasium.wrappers.FlattenObservation,
+    ],
 )
 def test_a_wrapped_environment_is_an_object(wrapped: Any) -> None:
     own = domain(wrapped(gymnasium.make("Pendulum-v1")))
@@ -252,7 +255,7 @@ def test_a_factory_that_makes_something_else_is_refused() -> None:
     with pytest.raises(ValueError, match=r"raised ZeroDivisionError"):
         domain(lambda: 1 / 0)
     with pytest.raises(ValueError, match=r"config=3 must be RunConfig, a domain, or the name of one"):
-        uat.train(3)  # pyright: ignore[reportArgumentType]
+        uat.train(3)
     with pytest.raises(ValueError, match=r"3 must be a gymnasium.Env, a VectorEnv, or a function"):
         domain(3)
     with pytest.raises(ValueError, match=r"'darkroom' must be a name such as gym:CartPole-v1"):
@@ -288,6 +291,6 @@ def test_vectors_and_ids_need_no_conversion() -> None:
     session = uat.Session(Reinforce(own.spec, compose(own, Reinforce, "smoke").method))
     obs, _ = env.reset(seed=0)
     action = session.act(obs[None])
-    assert np.array_equal(own.observation(obs), obs[None])
+    assert np.array_equal(np.asarray(own.observation(obs)), obs[None])
     assert own.action(action) == int(action)
     env.step(int(action))

@@ -105,7 +105,7 @@ def test_spaces_become_parts_with_readable_names() -> None:
     assert spec_of(spaces.Discrete(6, start=-2)).obs == Items(6)
     assert spec_of(spaces.Box(0, 1, ())).obs == Vector(1)
     assert spec_of(spaces.Box(0, 1, ()), spaces.MultiBinary(3)).action == Discrete(8)
-    limits = spaces.Box(np.float32([[0, -1]]), np.float32([[1, 2]]))
+    limits = spaces.Box(np.array([[0, -1]], np.float32), np.array([[1, 2]], np.float32))
     assert spec_of(spaces.Box(0, 1, ()), limits).action == Box(low=(0.0, -1.0), high=(1.0, 2.0))
 
 
@@ -148,7 +148,7 @@ def test_other_observations_are_refused(space: Any, sentence: str) -> None:
     [
         (spaces.Box(-np.inf, np.inf, (2,)), "gymnasium.wrappers.TransformAction"),
         (spaces.Box(-1e38, 1e38, (2,)), "no finite limits"),
-        (spaces.Box(np.float32([0, 1]), np.float32([1, 1])), "number 1 is always 1"),
+        (spaces.Box(np.array([0, 1], np.float32), np.array([1, 1], np.float32)), "number 1 is always 1"),
         (spaces.MultiDiscrete([50, 50, 50]), "125,000 combinations"),
         (spaces.MultiBinary(13), "8,192 combinations"),
         (spaces.Dict({"a": spaces.Discrete(2)}), "is not supported"),

@@ -197,7 +197,7 @@ def domain(value: Any, **settings: Any) -> GymDomain:
         return _built(value, GymConfig(**settings))
     if (found := domain_of(value)) is None:
         raise ValueError(f"{shown(value)} must be a gymnasium.Env, a VectorEnv, or a function that makes an Env")
-    return DOMAINS[found.name].build(replace(found.config, **settings)) if settings else found
+    return GymDomain(replace(found.config, **settings), found.name, found.source) if settings else found
 
 
 _SOURCES: dict[str, Source] = {}
@@ -207,9 +207,10 @@ _SOURCES: dict[str, Source] = {}
 def domain_of(value: Any) -> GymDomain | None:
     """Return the domain of an environment, a vector of them, or a factory; None for any other value."""
     gymnasium = sys.modules.get("gymnasium")
-    kinds = () if gymnasium is None else (gymnasium.Env, gymnasium.vector.VectorEnv)
-    if isinstance(value, kinds):
-        return _given_vector(value) if isinstance(value, kinds[1]) else _by_name(value) or _given_env(value)
+    if gymnasium is not None and isinstance(value, gymnasium.Env):
+        return _by_name(value) or _given_env(value)
+    if gymnasium is not None and isinstance(value, gymnasium.vector.VectorEnv):
+        return _given_vector(value)
     is_class = isinstance(value, type) and gymnasium is not None and issubclass(value, gymnasium.Env)
     if is_class or isinstance(value, FunctionType | MethodType | partial):
         env = Factory(shown(value), value)()

@@ -45,16 +45,19 @@ class GymSimulator(Simulator[GymWorld]):
     def __init__(self, spec: Spec, stepping: Stepping, device: torch.device | str) -> None:
         self.spec, self.stepping, self.device = spec, stepping, torch.device(device)
         self.most_streams = stepping.most_streams
-        self.seconds = 0.0
-        self._resets = self._steps = 0
+        self._seconds, self._resets, self._steps = 0.0, 0, 0
         weakref.finalize(self, stepping.close)
+
+    @property
+    def seconds(self) -> float:
+        return self._seconds
 
     def noise(self, episode_ids: Tensor, seed: int) -> Noise:
         return {"seed": integers(seed, "gymnasium.seed", episode_ids.to(self.device), 1, below=SEEDS)[:, 0]}
 
     def reset(self, noise: Noise) -> tuple[GymWorld, Tensor]:
         results = self.stepping.reset(noise["seed"].tolist())
-        self.seconds += results.seconds
+        self._seconds += results.seconds
         self._resets, self._steps = self._resets + 1, 0
         live_B = np.ones(len(results.reward), dtype=bool)
         obs, allowed_BA = self._tensor(results.obs), self._masks(results, live_B)
@@ -69,7 +72,7 @@ class GymSimulator(Simulator[GymWorld]):
         live_B = world.live_B
         streams = np.flatnonzero(live_B)
         results = self.stepping.step(streams.tolist(), action.detach().cpu().numpy()[streams])
-        self.seconds += results.seconds
+        self._seconds += results.seconds
         self._steps += 1
         return self._transition(world, streams, results)
 

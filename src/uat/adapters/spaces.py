@@ -324,7 +324,7 @@ class ActionConverter:
         places = np.stack(np.unravel_index(actions.reshape(-1).astype(np.int64), self.counts), axis=-1) + self.starts
         return list(places.astype(self.space.dtype).reshape(len(places), *self.shape))
 
-    def rows(self, batch: Sequence[Any]) -> Values:
+    def rows(self, batch: Sequence[Any]) -> Any:
         """Return ids (B,) or numbers (B, A) of the environment's actions: the inverse of `values`."""
         array = np.asarray(batch).reshape(len(batch), -1)
         if not self.counts:

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-import uat
 from uat.adapters.environments import Results, Rules, Stepping
 from uat.adapters.sources import Source, in_words, unshared_spec
 from uat.adapters.spaces import Values
@@ -36,7 +35,7 @@ class Worker:
 
     def __init__(self, label: str, payload: bytes) -> None:
         self.label = label
-        root = str(Path(uat.__file__).parents[1])
+        root = str(Path(__file__).parents[2])
         path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         surroundings = {**dict.fromkeys(THREADS, "1"), **os.environ, "PYTHONPATH": path}
         command = [sys.executable, "-m", "uat.adapters.worker"]
