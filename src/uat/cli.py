@@ -194,6 +194,8 @@ def run_list(args: list[str]) -> None:
     else:
         rows = [{"domain": d, "method": m, "preset": p} for d, m in pairs() for p in PRESETS]
     print_rows(rows, as_json=options.json)
+    if options.what == "domains" and not options.json:
+        show("\ngym:ID is any Gymnasium environment, such as gym:CartPole-v1; gym:PACKAGE:ID imports the package first")
     for problem in [*METHODS.problems(), *DOMAINS.problems()]:
         say(f"uat: warning: {problem.sentence}")
 

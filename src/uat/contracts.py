@@ -227,6 +227,11 @@ class Simulator(Worlds, Generic[World]):
         """Return data of this step for metrics and references; methods see only the facts that the spec names."""
         return {}
 
+    @property
+    def seconds(self) -> float:
+        """Time spent in environments on the host so far."""
+        return 0.0
+
     def close(self) -> None:
         """Free what the worlds hold, such as environments and processes; the next `reset` acquires it again."""
 

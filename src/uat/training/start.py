@@ -20,7 +20,7 @@ from uat.training.trainer import ShowProgress
 
 
 def train(
-    config: RunConfig | Domain | str,
+    config: Any,
     out: Path | str | None = None,
     *,
     method: str | type[Policy] | Any = None,
