@@ -392,7 +392,8 @@ class TrainOptions:
     """Train a policy. Every setting of the chosen domain and method is a flag whose default comes from the preset."""
 
     domain_name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DOMAIN")]
-    """Domain, such as darkroom; or your own code as python:MODULE:CLASS."""
+    """Domain, such as darkroom; a Gymnasium environment as gym:ID or gym:PACKAGE:ID; or your own code as
+    python:MODULE:CLASS."""
     method_name: Annotated[str, tyro.conf.arg(name="method", metavar="NAME")] = "uat"
     """Method, such as uat or vanilla; or your own code as python:MODULE:CLASS."""
     objective_name: Annotated[str | None, tyro.conf.arg(name="objective", metavar="NAME")] = None
