@@ -167,7 +167,7 @@ class Row:
     coverage: float | None
     """Share of the printed intervals that cover the truth; None: none was printed."""
     coverage_unrefused: float | None
-    """The same with all refusals off."""
+    """Share of all intervals that cover the truth, with refusals off."""
     bias: float
     """Mean error of all repetitions, with refusals off."""
     width: float | None
@@ -270,6 +270,30 @@ def line(row: Row) -> str:
         f"{row.estimate:5} ESS {row.ess:7.1f} refused {row.refused / row.repetitions:6.1%} coverage {coverage} "
         f"(without refusals {everywhere}) bias {row.bias:+.4f} width {row.width or 0:.3f} of {row.truth:.3f}"
     )
+
+
+def markdown(rows: list[Row]) -> str:
+    """Return the table of docs/off-policy.md: deployment by `wis` and `dr`, one line for each case."""
+    lines = [
+        "| logging policy | steps | episodes | effective size | refused "
+        "| `wis` | without refusals | `dr` | without refusals |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    cases: dict[tuple[str, str, int, int], dict[str, Row]] = {}
+    for row in rows:
+        if row.question.startswith("deployment"):
+            cases.setdefault((row.logging, row.propensities, row.horizon, row.episodes), {})[row.estimate] = row
+    for (logging, propensities, horizon, episodes), by_name in cases.items():
+        wis, dr = by_name["wis"], by_name["dr"]
+        name = logging if propensities == "known" else f"{logging}, fitted propensities"
+        shares = (share(x) for x in (wis.coverage, wis.coverage_unrefused, dr.coverage, dr.coverage_unrefused))
+        refused = f"{100 * wis.refused / wis.repetitions:.1f} %"
+        lines.append(f"| {name} | {horizon} | {episodes:,} | {wis.ess:.0f} | {refused} | {' | '.join(shares)} |")
+    return "\n".join(lines)
+
+
+def share(x: float | None) -> str:
+    return "-" if x is None else f"{100 * x:.1f} %"
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def replay_estimate(
     accepted = accepted_events(agent, trajectory, propensity_BT, steps=steps, greedy=greedy, seed=config.seed)
     reached_BK = accepted.reached_BK.double()
     ess, episodes = reached_BK.sum(0).min().item(), len(reached_BK)
-    about = {"name": "replay", "question": "deployment by replay", "unit": "reward of a step"}
+    about: dict[str, Any] = {"name": "replay", "question": "deployment by replay", "unit": "reward of a step"}
     if ess < config.least_ess:
         refused = (
             f"only {ess:.0f} of {episodes} streams hold {steps} accepted events, fewer than {config.least_ess:g}: ask "
