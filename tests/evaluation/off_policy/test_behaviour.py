@@ -81,6 +81,16 @@ def test_estimated_propensities_give_the_estimate_of_known_ones() -> None:
     assert known.low < fitted.value < known.high
 
 
+def test_predictions_of_an_episode_do_not_depend_on_its_actions() -> None:
+    features_BTF, action_BT, _ = log(40)
+    other_BT = action_BT.clone()
+    other_BT[7] = (other_BT[7] + 1) % 3
+    found, changed = (cross_fitted_behaviour(features_BTF, x_BT, actions=3, folds=4) for x_BT in (action_BT, other_BT))
+    differs_B = (found != changed).flatten(1).any(1)
+    assert not differs_B[7]
+    assert differs_B.sum() == 30  # the episodes of the other folds
+
+
 def test_calibration_by_hand() -> None:
     """Two actions at two steps: pairs (0.9, taken), (0.1, not), (0.6, not), (0.4, taken)."""
     probabilities_BTA = torch.tensor([[[0.9, 0.1], [0.6, 0.4]]])

@@ -14,7 +14,6 @@ from benchmarks.off_policy import Row, markdown
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "off-policy.md").read_text(encoding="utf-8")
-ROWS = json.loads((ROOT / "benchmarks" / "results" / "off-policy.json").read_text(encoding="utf-8"))
 
 
 def test_the_blocks_are_one_program(tmp_path: Path) -> None:
@@ -32,5 +31,6 @@ def test_the_blocks_are_one_program(tmp_path: Path) -> None:
 
 
 def test_the_table_says_what_the_rows_say() -> None:
-    assert markdown([Row(**row) for row in ROWS["rows"]]) in PAGE
-    assert ROWS["command"] in PAGE
+    made = json.loads((ROOT / "benchmarks" / "results" / "off-policy.json").read_text(encoding="utf-8"))
+    assert markdown([Row(**row) for row in made["rows"]]) in PAGE
+    assert made["command"] in PAGE

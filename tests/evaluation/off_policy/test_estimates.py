@@ -232,6 +232,13 @@ def test_a_mean_has_the_interval_of_student_where_rewards_are_normal() -> None:
     assert (low, high) == Ratios.mean(score_B).interval(resamples=4000, seed=0)
 
 
+def test_the_interval_of_skewed_scores_reaches_further_towards_their_tail() -> None:
+    score_B = torch.randn(100, generator=torch.Generator().manual_seed(0)).double().mul(1.2).exp()
+    ratios = Ratios.mean(score_B)
+    low, high = ratios.interval(resamples=2000, seed=0)
+    assert high - ratios.value > 1.3 * (ratios.value - low)
+
+
 def test_the_standard_error_of_a_ratio_is_that_of_leaving_out_episodes() -> None:
     weight_B = torch.rand(200, generator=torch.Generator().manual_seed(0)).double() + 0.2
     score_B = torch.randn(200, generator=torch.Generator().manual_seed(1)).double() + weight_B

@@ -44,7 +44,7 @@ def test_dropout_is_off_and_the_modes_of_all_modules_are_restored() -> None:
     policy, trajectory = build_random("uat", SPEC, dropout=0.5), random_trajectory(SPEC)
     expected_BTA = action_probabilities(policy, trajectory, greedy=False)
     policy.train()
-    next(policy.children()).eval()
+    policy.head.eval()
     modes = [module.training for module in policy.modules()]
     assert torch.equal(action_probabilities(policy, trajectory, greedy=False), expected_BTA)
     assert [module.training for module in policy.modules()] == modes

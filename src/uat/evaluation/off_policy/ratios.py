@@ -7,7 +7,7 @@ weights are in D, and estimates by decision have a column for each step. The inf
 
 The bootstrap resamples whole episodes, and computes V* and s* of each resample. The interval is
 [V - q₉₇.₅ s, V - q₂.₅ s] with the quantiles q of (V* - V) / s*. It needs no symmetry: products of ratios are skewed,
-and the percentiles of V* themselves cover too seldom.
+and percentiles of V* itself cover less often where a few weights are large.
 """
 
 from __future__ import annotations
