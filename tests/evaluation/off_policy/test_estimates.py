@@ -398,7 +398,7 @@ def test_every_estimate_names_its_question() -> None:
 def test_intervals_cover_in_a_few_repetitions(logging: str) -> None:
     rows = {
         row.estimate: row
-        for row in measure(logging, 3, 300, 30, config=OffPolicyConfig(least_ess=100.0, resamples=100))
+        for row in measure(logging, 3, 300, 20, config=OffPolicyConfig(least_ess=100.0, resamples=100))
     }
     for name in ("wis", "dr"):
         assert rows[name].refused == 0
