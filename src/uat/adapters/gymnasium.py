@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from uat.acting import rollout
 from uat.adapters.chance import RandomAgent
 from uat.adapters.environments import LocalEnvironments, Rules, Stepping
 from uat.adapters.simulator import GymSimulator
@@ -33,23 +34,39 @@ from uat.adapters.spaces import ActionConverter, ObservationConverter, Values
 from uat.adapters.vector import VectorEnvironments
 from uat.adapters.workers import WorkerEnvironments
 from uat.contracts import Agent
+from uat.distributions import action_noise
 from uat.domains import DOMAINS, Domain, DomainEntry, Split
 from uat.episode import Trajectory
 from uat.metrics import Metric
+from uat.noise import derive
 from uat.registry import is_address
-from uat.settings import Between, Scale, Steps, changed_fields, check_fields, execution, execution_fields, shown
+from uat.settings import (
+    LEAST_SCALE,
+    MOST_SCALE,
+    Between,
+    Scale,
+    Steps,
+    changed_fields,
+    check_fields,
+    execution,
+    execution_fields,
+    shown,
+)
 from uat.spec import Box, Discrete, Items, Named, Spec, Vector
 
 MOST_STEPS_UNSET = 1_000
 """Limit of an episode's steps if neither the settings nor the environment have one."""
+MEASURED_EPISODES, MEASURED_STEPS = 8, 250
+"""Number of episodes in which the scale of rewards is measured, and the most steps of each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GymConfig:
     max_steps: Steps | None = None
     """Steps after which an episode is cut off as truncated; unset: the environment's time limit, or 1,000."""
-    reward_scale: Scale = 1.0
-    """Factor on the rewards that policies see."""
+    reward_scale: Scale | None = None
+    """Factor on the rewards that policies see; unset: training measures it in episodes of random actions, such that
+    rewards are about one."""
     mask_key: str = "action_mask"
     """Key of the mask of allowed actions in the environment's `info`."""
     arguments: str = "{}"
@@ -95,7 +112,7 @@ class GymDomain(Domain):
                 obs=_observations(self._observations),
                 action=_actions(self._actions),
                 horizon=min(limits, default=MOST_STEPS_UNSET),
-                reward_scale=config.reward_scale,
+                reward_scale=1.0 if config.reward_scale is None else config.reward_scale,
             )
         except ValueError as error:
             raise ValueError(f"{source.label}: {error}") from None
@@ -142,6 +159,23 @@ class GymDomain(Domain):
     def references(self) -> Mapping[str, Agent[Any]]:
         return {"random": RandomAgent(self.spec)}
 
+    def settled(self) -> GymConfig:
+        """Return the settings with a measured scale of rewards: one over the root mean square of rewards that are not
+        zero, to two digits; 1 if all are zero."""
+        if self.config.reward_scale is not None:
+            return self.config
+        worlds, agent, ids = self.simulator("train", "cpu"), RandomAgent(self.spec), torch.arange(MEASURED_EPISODES)
+        steps = min(self.spec.steps, MEASURED_STEPS)
+        try:
+            drawn = action_noise(self.spec, 0, "reward scale", ids, steps)
+            played = rollout(agent, worlds, worlds.noise(ids, derive(0, "reward scale")), drawn, steps=steps)
+        finally:
+            worlds.close()
+        reward = played.reward[played.valid].double()
+        reward = reward[reward != 0]
+        size = float(reward.square().mean().sqrt()) if len(reward) else 1.0
+        return replace(self.config, reward_scale=float(f"{min(max(1 / size, LEAST_SCALE), MOST_SCALE):.1e}"))
+
     # ------------------------------------------------------------ loops of your own
 
     def observation(self, *observations: Any) -> Values | dict[str, Values]:
@@ -179,6 +213,7 @@ def entry_of(name: str) -> DomainEntry:
         tasks=("default",),
         summary=f"the Gymnasium environment {name}",
         objective="ppo",
+        settle=lambda config: _built(name, config).settled(),
     )
 
 
@@ -245,6 +280,7 @@ def _given(source: Source, kind: type, spaces: tuple[Any, Any]) -> GymDomain:
         tasks=("default",),
         summary=f"the environment {kind.__name__}",
         objective="ppo",
+        settle=lambda config: _rebuilt(name, config).settled(),
     )
     return GymDomain(GivenConfig(given=described), name, source)
 
