@@ -29,7 +29,7 @@ class DomainEntry:
     objective: str = "imitation"
     """Name of the objective by which policies learn in the domain unless another is named."""
     settle: Callable[[Any], Any] | None = None
-    """Fill settings that are unset because they depend on the worlds, once, before a training; None: there are none."""
+    """Fill settings that depend on the worlds and are unset, once, before a training; None: no setting does."""
     recipes: str | None = None
     """Module whose RECIPES maps the domain's name to published settings; None: use the default recipes."""
 
