@@ -10,8 +10,8 @@ import pytest
 import uat
 from uat.config import run_config_from_json
 from uat.metrics import Score
+from uat.paper.report.domain_pages import domain_page
 from uat.paper.report.rows import Rows, published
-from uat.paper.report.score_tables import domain_page
 
 RESULTS = Path(__file__).parents[1] / "results"
 FILES = sorted(file for file in RESULTS.glob("*/*.jsonl") if file.stem != "efficiency")
