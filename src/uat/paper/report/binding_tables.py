@@ -30,6 +30,7 @@ from uat.paper.studies.binding import (
     WIDTHS,
     Way,
     main_sweep,
+    plus_sweep,
     rate_sweep,
     world_sweep,
 )
@@ -199,7 +200,7 @@ def plus_table(rows: Rows) -> Table | None:
     for width in WIDTHS:
         measured: list[tuple[float, list[Entry | str]]] = []
         for way in PLUS_WAYS:
-            sweep = main_sweep(way, width)
+            sweep = plus_sweep(way, width)
             times = [reached(rows, sweep, way.method, share, chooses=PLUS_SEEDS) for share in SHARES]
             if (last := times[-1]) is None:
                 continue
