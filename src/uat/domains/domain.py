@@ -41,6 +41,11 @@ class Domain(ABC):
     """Mean length of the blocks in which intervals resample episodes, if episodes follow each other in time; 1:
     episodes are independent."""
 
+    plateau: str | None = None
+    """The reference whose validation score policies reach without using feedback, if they may stay there for long:
+    patience does not end the training of a policy that sees rewards before it has left that level. None: there is no
+    such level."""
+
     @abstractmethod
     def simulator(self, split: Split, device: torch.device | str) -> Simulator[Any] | Recording:
         """Return the simulator or the recording of one split."""
