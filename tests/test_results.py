@@ -48,7 +48,7 @@ def test_a_committed_checkpoint_is_small_and_whole(folder: Path) -> None:
     assert uat.load(folder).config == run_config_from_json(json.loads((folder / "config.json").read_text())).method
 
 
-OURS = {"uat-late", "adt-prev", "dpt", "dt-actions"}
+OURS = {"uat-late", "uat-plus", "adt-prev", "dpt", "dt-actions"}
 """Methods that the paper does not have."""
 
 

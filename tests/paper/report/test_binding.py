@@ -173,6 +173,8 @@ def test_the_way_of_uat_plus_is_the_one_with_the_fewest_updates_on_seeds_of_its_
             "85.0 [80.0, 90.0]",
         ],
     ]
+    shorter = [{**row, "setting": f"{row['setting']},train.epochs=400".removeprefix("default,")} for row in curves]
+    assert plus_table(rows_of(*shorter)) == table
     [judged] = [t for t in binding_tables(rows_of(*curves)) if t.name == "binding-10-80"]
     assert dict(zip(judged.head, judged.rows[0], strict=True))["early"] == "50"
     assert {cell.config.seed for cell in STUDIES["plus"].cells("quick")} == {200, 201}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -30,7 +31,6 @@ from uat.paper.studies.binding import (
     WIDTHS,
     Way,
     main_sweep,
-    plus_sweep,
     rate_sweep,
     world_sweep,
 )
@@ -195,12 +195,16 @@ def _order(rows: Rows, sweep: Sweep, way: Way, times: Sequence[Reached | None]) 
 
 
 def plus_table(rows: Rows) -> Table | None:
-    """The ways among which `uat-plus` is chosen, at each width the one with the fewest updates to 80 % first."""
+    """The ways among which `uat-plus` is chosen, at each width the one with the fewest updates to 80 % first.
+
+    Trainings may be shorter than the recipe's, or judged more often, as long as all of them are.
+    """
+    rows = replace(rows, curves=[{**row, "setting": _at_any_length(row["setting"])} for row in rows.curves])
     body: list[list[Entry | str]] = []
     for width in WIDTHS:
         measured: list[tuple[float, list[Entry | str]]] = []
         for way in PLUS_WAYS:
-            sweep = plus_sweep(way, width)
+            sweep = main_sweep(way, width)
             times = [reached(rows, sweep, way.method, share, chooses=PLUS_SEEDS) for share in SHARES]
             if (last := times[-1]) is None:
                 continue
@@ -221,6 +225,12 @@ def plus_table(rows: Rows) -> Table | None:
         head=["gates and tokens", "mean", *(f"to {share:.0%}" for share in reversed(SHARES)), "end, %"],
         rows=body,
     )
+
+
+def _at_any_length(setting: str) -> str:
+    """Remove the length of training and the interval of validations from a column "setting"."""
+    kept = [part for part in setting.split(",") if not part.startswith(("train.epochs=", "train.validate_every="))]
+    return ",".join(kept) or "default"
 
 
 @lru_cache(maxsize=64)
