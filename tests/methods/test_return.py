@@ -36,6 +36,11 @@ def parallel(policy: Any, batch: Batch) -> Tensor:
     return policy.logits(batch)
 
 
+def first_weight(policy: UAT) -> Tensor:
+    """The encoder's first matrix, whose last column reads the return."""
+    return next(policy.utility.encoder.mlp.parameters())
+
+
 # ---------------------------------------------------------------- what it is
 
 
@@ -77,7 +82,7 @@ def test_a_policy_that_ignores_the_channel_is_the_one_without_it() -> None:
     plain.load_state_dict(weights)
     assert not torch.allclose(parallel(own, batch)[:, 2:], parallel(plain, batch)[:, 2:])
     with torch.no_grad():
-        own.utility.encoder.mlp[0].weight[:, -1] = 0.0
+        first_weight(own)[:, -1] = 0.0
     torch.testing.assert_close(parallel(own, batch), parallel(plain, batch), **EXACT)
 
 
@@ -182,7 +187,7 @@ def test_the_loss_reaches_the_channel() -> None:
     policy, batch = informed(spec_of()), random_batch(spec_of(), episodes=8)
     total, count = policy.loss(batch)["imitation"]
     (total / count).backward()
-    gradient = policy.utility.encoder.mlp[0].weight.grad
+    gradient = first_weight(policy).grad
     assert gradient is not None
     assert (gradient[:, -1] != 0).any()
 
