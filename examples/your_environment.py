@@ -24,13 +24,12 @@ class Arms(gymnasium.Env):
         return np.ones(1, np.float32), reward, False, self.left == 0, {}
 
 
-if __name__ == "__main__":
-    gymnasium.register("Arms-v0", Arms, max_episode_steps=80)
-    env = gymnasium.make("Arms-v0")
-    run = uat.train(env, "runs/arms", method="uat", objective="ppo", settings={"train.steps": 300_000})
-    session, (obs, _), reward, done, total = uat.Session(uat.load(run.path)), env.reset(seed=1), None, False, 0.0
-    while not done:
-        action = session.act([obs], reward=None if reward is None else [reward])
-        obs, reward, terminated, truncated, _ = env.step(int(action[0]))
-        total, done = total + reward, terminated or truncated
-    print(f"one episode of 80 steps: {total:.0f} rewards (an arm at random: 21)")
+gymnasium.register("Arms-v0", Arms, max_episode_steps=80)
+env = gymnasium.make("Arms-v0")
+run = uat.train(env, "runs/arms", method="uat-plus", settings={"train.steps": 300_000, "objective.discount": 0.9})
+
+session, (obs, _), reward, done, total = uat.Session(uat.load(run.path)), env.reset(seed=1), None, False, 0.0
+while not done:
+    obs, reward, terminated, truncated, _ = env.step(session.act(obs, reward=reward))
+    total, done = total + reward, terminated or truncated
+print(f"rewards in 80 steps: {total:.0f} (an arm at random: 21)")

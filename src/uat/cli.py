@@ -371,6 +371,7 @@ USAGE = """usage: uat COMMAND [OPTIONS]
 
   uat list [methods|domains|recipes|studies]       list methods, domains, recipes or studies
   uat train DOMAIN --method NAME [--preset P] ...  train a policy into a run folder
+  uat train gym:ID [--method NAME] ...             the same in a Gymnasium environment, by PPO
   uat evaluate RUN... [--each] [--json]            score and compare policies beside the Bayes filter
   uat audit RUN... [--json]                        test whether policies are feedback-blind
   uat demo [--out DIR]                             train Vanilla and UAT on DarkRoom, write a page

@@ -146,8 +146,8 @@ class Batch(TensorFields):
 def _required(target: Tensor | None) -> Tensor:
     if target is None:
         raise ValueError(
-            "imitation needs an expert's actions, and these episodes have none: give the simulator an `expert`, or the "
-            "log a `target`"
+            "imitation needs an expert's actions, and these episodes have none: give the simulator an `expert` or the "
+            "log a `target`, or learn from rewards with the objective 'ppo'"
         )
     return target
 

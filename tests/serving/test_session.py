@@ -10,15 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.builders import SPECS, build_random, largest, random_trajectory
+from tests.builders import ALL_SPECS, SIZES, SPECS, build_random, largest, random_trajectory
 from uat.acting import rollout
 from uat.distributions import choose
 from uat.domains.darkroom import DarkRoom, DarkRoomConfig
 from uat.engines import NumpyEngine
 from uat.episode import Trajectory
 from uat.methods import Policy
+from uat.methods.uat import UAT, UATConfig
 from uat.serving.session import Session
-from uat.spec import Spec
+from uat.spec import Items, Named, Spec
 
 STREAMS = 3
 every_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
@@ -389,3 +390,33 @@ def test_a_session_names_its_engine_and_why_it_is_not_faster() -> None:
     assert Session(policy, path="cached").refused is None  # as requested
     gated = Session(build_random("gtrxl", SPECS["vector-discrete"], dtype=torch.float32))
     assert (gated.engine, gated.refused) == ("plain", "GTrXL has no fast step")
+
+
+@pytest.mark.parametrize("kind", ALL_SPECS)
+def test_one_stream_takes_observations_without_its_axis(kind: str) -> None:
+    """As a Gymnasium environment returns them; the action can go straight into `env.step`."""
+    spec = ALL_SPECS[kind]
+    policy = UAT(spec, UATConfig(**SIZES)).eval()
+    played = random_trajectory(spec, episodes=1, whole=True)
+    batched, plain = Session(policy), Session(policy)
+    for t in range(4):
+        obs = played.obs[:, t].clamp_min(0) if isinstance(spec.obs, Items) else played.obs[:, t]
+        both: Any = obs if not isinstance(spec.obs, Named) else spec.obs.unpack(obs)
+        if isinstance(both, dict):
+            both["item"] = both["item"].clamp_min(0)
+        one = {k: v[0].numpy() for k, v in both.items()} if isinstance(both, dict) else both[0].numpy()
+        reward = None if t == 0 else 0.3
+        expected = batched.act(both, reward=reward)
+        action = plain.act(one, reward=reward)
+        assert isinstance(action, np.ndarray | np.generic)
+        assert action.shape == expected.shape[1:]
+        assert np.array_equal(action, expected[0].numpy())
+
+
+def test_a_mask_and_an_action_of_one_stream_need_no_axis_either() -> None:
+    spec = ALL_SPECS["vector-discrete"]
+    session = Session(UAT(spec, UATConfig(**SIZES)).eval())
+    assert session.act(np.zeros(5), allowed=[False, False, True, False]) == 2
+    assert session.act(np.zeros(5), reward=1.0, action=1, allowed=[False, True, False, False]) == 1
+    with pytest.raises(ValueError, match="expected shape"):
+        session.act(np.zeros(4), reward=1.0)

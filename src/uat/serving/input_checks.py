@@ -10,6 +10,7 @@ Shapes: B streams, A actions.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,24 @@ class InputChecks:
         self.obs_shape = (streams, *spec.obs.shape)
         self.items = spec.obs.count if isinstance(spec.obs, Items) else None
         self.most_earned = 0.99 * most_reward(spec) ** 2
+
+    def is_one(self, obs: Array) -> bool:
+        """Whether an observation has no axis of streams."""
+        try:
+            if isinstance(obs, Mapping) and isinstance(self.spec.obs, Named):
+                parts = self.spec.obs.parts
+                return obs.keys() == parts.keys() and all(np.shape(obs[k]) == parts[k].shape for k in parts)
+            return np.shape(obs) == self.spec.obs.shape
+        except ValueError:  # ragged
+            return False
+
+    def in_a_batch(self, value: Array | None) -> Any:
+        """Return a value of one stream with the axis of streams."""
+        if value is None:
+            return None
+        if isinstance(value, Mapping):
+            return {name: np.asarray(part)[None] for name, part in value.items()}
+        return np.asarray(value)[None]
 
     def observations(self, obs: Array) -> Values:
         if isinstance(self.spec.obs, Named):

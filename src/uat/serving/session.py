@@ -155,8 +155,11 @@ class Session:
         reward_known: Array | None = None,
         action: Array | None = None,
         allowed: Array | None = None,
-    ) -> Tensor:
+    ) -> Any:
         """Return the policy's action in each stream.
+
+        A session of one stream also takes an observation without the axis of streams, such as `env.reset` returns, and
+        then returns a NumPy action without it, which `env.step` takes.
 
         reward: the reward of the previous step in each stream (for logs: of the step just logged). Required if the
             policy sees rewards, even with a delay, unless all streams are at their first step (for logs: always
@@ -174,6 +177,8 @@ class Session:
                 "restart the stream, or open the session with a larger capacity"
             )
         checks = self._checks
+        if alone := self.streams == 1 and checks.is_one(obs):
+            obs, action, allowed = checks.in_a_batch(obs), checks.in_a_batch(action), checks.in_a_batch(allowed)
         obs_checked = checks.observations(obs)
         known_B = None if reward_known is None else checks.known(reward_known)
         reward_B = self._no_reward() if reward is None else checks.rewards(reward, known_B)
@@ -194,7 +199,7 @@ class Session:
             answer = self._in_torch(*step, arrived_B)
         self._steps += 1
         self._longest, self._fresh = self._longest + 1, False
-        return answer
+        return self._last[0].copy() if alone else answer
 
     def restart(self, streams: Array | None = None) -> None:
         """Begin a new episode with the next step of these streams: stream numbers, or a mask; unset: all streams."""
