@@ -209,6 +209,9 @@ class CorruptedDomain(Domain):
     def summarise(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         return self.clean.summarise(values)
 
+    def curves(self, trajectory: Trajectory) -> dict[str, Tensor]:
+        return self.clean.curves(trajectory)
+
     def references(self) -> Mapping[str, Agent[Any] | Reader]:
         return self.clean.references()
 
