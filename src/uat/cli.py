@@ -110,6 +110,28 @@ class Audit:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Watch:
+    """Play test episodes with a trained policy, and write them to a film with a caption under each frame."""
+
+    run: tyro.conf.Positional[Path]
+    """Run folder."""
+    episodes: int = 1
+    """Number of episodes to play."""
+    seed: int | None = None
+    """Seed of other worlds; unset: the first test episodes."""
+    out: Path | None = None
+    """File that ends in .gif or .mp4 (which needs imageio-ffmpeg); unset: watch.gif in the run folder."""
+    fps: int = 20
+    """Frames per second, one frame for each step."""
+    max_steps: int | None = None
+    """Steps after which an episode is cut off; unset: its end."""
+    trust: bool = False
+    """Allow importing code that a run folder names, such as python:bandit:Bandit."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Demo:
     """Train Vanilla and UAT on DarkRoom in a few minutes, and write a page that compares what they have learnt."""
 
@@ -303,6 +325,19 @@ def run_audit(args: list[str]) -> None:
         show(f"{run.path}: {audit.sentence()}")
 
 
+def run_watch(args: list[str]) -> None:
+    from uat.evaluation.watching import watch
+
+    options = parse(Watch, args, "uat watch")
+    [run] = open_runs([options.run], trust=options.trust)
+    how = {name: getattr(options, name) for name in ("episodes", "seed", "fps", "max_steps", "trust")}
+    if warning := what_is_unfinished(run):
+        say(f"uat: warning: {warning}; these are its best weights so far")
+    watched = watch(run, options.out, **how)
+    print_rows(watched.rows, as_json=options.json)
+    say(f"film: {watched.file}")
+
+
 def run_demo(args: list[str]) -> None:
     from uat.paper.demo import demo
 
@@ -372,6 +407,7 @@ VERBS: dict[str, Callable[[list[str]], None]] = {
     "train": run_train,
     "evaluate": run_evaluate,
     "audit": run_audit,
+    "watch": run_watch,
     "demo": run_demo,
     "data": run_data,
     "reproduce": run_reproduce,
@@ -385,6 +421,7 @@ USAGE = """usage: uat COMMAND [OPTIONS]
   uat train DOMAIN --method NAME [--preset P] ...  train a policy into a run folder
   uat evaluate RUN... [--each] [--curves FILE] ... score and compare policies beside the Bayes filter
   uat audit RUN... [--json]                        test whether policies are feedback-blind
+  uat watch RUN [--out FILE.gif|FILE.mp4] ...      play test episodes and write them to a film
   uat demo [--out DIR]                             train Vanilla and UAT on DarkRoom, write a page
   uat data check NAME PATH [--json]                describe a file of yours, and whether it can be used
   uat data fetch NAME FOLDER                       download a published data set, such as movielens-1m

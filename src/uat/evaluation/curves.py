@@ -98,7 +98,7 @@ def first_and_last(values_ET: Tensor) -> dict[str, Tensor]:
 
 
 def bins(steps: int) -> list[tuple[int, int]]:
-    """Return at most BINS ranges [begin, end) of equal length that cover this number of steps; the last may be shorter."""
+    """Return at most BINS ranges [begin, end) of equal length, the last one possibly shorter, that cover all steps."""
     return list(pairwise([*range(0, steps, -(-steps // BINS)), steps]))
 
 
