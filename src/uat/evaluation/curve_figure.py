@@ -42,20 +42,23 @@ def draw_curves(parts: Sequence[Part], file: Path) -> None:
         panels = figure.subplots(len(tasks), len(curves), squeeze=False)
         for task, row in zip(tasks, panels, strict=True):
             for curve, axis in zip(curves, row, strict=True):
-                _draw([part for part in shown if (_task(part), part.curve) == (task, curve)], axis)
+                own = [part for part in shown if (_task(part), part.curve) == (task, curve)]
+                shared = len({part.summary.setting for part in own}) == 1
+                _draw(own, axis, with_setting=not shared)
+                setting = f", {own[0].summary.setting}" if shared and own[0].summary.setting != "default" else ""
                 axis.set_ylabel(f"{curve} per step")
-                axis.set_title(f"{task[0]}, {task[1]} test episodes", fontsize=9)
+                axis.set_title(f"{task[0]}{setting}, {task[1]} test episodes", fontsize=9)
             row[-1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
         with replacing(file) as image:
             figure.savefig(image, format=file.suffix.lower().removeprefix("."), dpi=150, metadata=_undated(file))
 
 
-def _draw(parts: Sequence[Part], axis: Any) -> None:
+def _draw(parts: Sequence[Part], axis: Any, *, with_setting: bool) -> None:
     """Draw the lines of one panel, references in black."""
-    colours = iter(COLOURS * (len(parts) + 1))
-    for label in dict.fromkeys(_label(part) for part in parts):
-        own = sorted((part.begin or 0, part) for part in parts if _label(part) == label and part.begin is not None)
-        own = [part for _, part in own]
+    colours, lines = iter(COLOURS * (len(parts) + 1)), dict[str, list[Part]]()
+    for part in parts:
+        lines.setdefault(_label(part, with_setting=with_setting), []).append(part)
+    for label, own in lines.items():
         method, is_run = own[0].summary.method, bool(own[0].summary.runs)
         style = {"color": next(colours)} if is_run else {"color": "#000000", "linestyle": DASHES.get(method, "--")}
         # the middle of the range, with steps counted from 1
@@ -73,10 +76,10 @@ def _task(part: Part) -> tuple[str, int]:
     return head["task"], part.summary.n
 
 
-def _label(part: Part) -> str:
-    """Return the name of a line: the method, with its settings and seeds where they are not the usual ones."""
+def _label(part: Part, *, with_setting: bool) -> str:
+    """Return the name of a line: the method, its settings if lines differ in them, and its seeds."""
     s = part.summary
-    setting = "" if s.setting == "default" else f", {s.setting}"
+    setting = f", {s.setting}" if with_setting and s.setting != "default" else ""
     seeds = f", seed {s.seeds[0]}" if len(s.seeds) == 1 else f", {len(s.seeds)} seeds" if s.seeds else ""
     return f"{s.method}{setting}{seeds}"
 

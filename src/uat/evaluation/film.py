@@ -27,7 +27,7 @@ LEAST_WIDTH, MOST_WIDTH = 360, 640
 """Narrower frames are enlarged by a whole number, wider ones reduced."""
 LINE, MARGIN, BAR = 16, 6, 3
 """Height of a line of the caption, margins, and thickness of a bar, in pixels."""
-INK, PAPER, BARS = (20, 20, 20), (255, 255, 255), ((0, 114, 178), (213, 94, 0))
+INK, PAPER, EDGE, BARS = (20, 20, 20), (255, 255, 255), (200, 200, 200), ((0, 114, 178), (213, 94, 0))
 HOLD_SECONDS = 1.0
 """Time for which the last frame of an episode stands still."""
 
@@ -127,12 +127,14 @@ def drawn(frames: Sequence[Frame]) -> Iterator[Any]:
         how = pillow.Resampling.NEAREST if enlarged else pillow.Resampling.BILINEAR
         page.paste(image if image.size == (width, height) else image.resize((width, height), how), (0, 0))
         pen = draws.Draw(page)
+        pen.line((0, height, whole[0], height), fill=EDGE)
         for i, line in enumerate(frame.caption):
             pen.text((MARGIN, height + 2 + i * LINE), line, fill=INK, font=font)
         for i, (length, colour) in enumerate(zip(frame.bars, BARS, strict=False)):
             top = whole[1] - (BAR + 2) * (len(frame.bars) - i)
             end = MARGIN + round(min(1.0, max(0.0, length)) * (width - 2 * MARGIN))
-            pen.rectangle((MARGIN, top, end, top + BAR - 1), fill=colour)
+            if end > MARGIN:
+                pen.rectangle((MARGIN, top, end - 1, top + BAR - 1), fill=colour)
         yield page
 
 

@@ -119,7 +119,7 @@ def _evaluate(
             run.file("curves.safetensors"), _flat({config.method_name: steps[config.method_name]}), {"split": "test"}
         )
     run.write_rows("scores.jsonl", [asdict(score) for score in scores])  # last: a run with rows has all other files
-    return Evaluation(scores, values, config, finished=missing is None, curves=steps)
+    return Evaluation(scores, values, config, finished=missing is None, curves=steps if curves else {})
 
 
 def what_is_unfinished(run: Run) -> str | None:

@@ -93,8 +93,8 @@ def worlds_of(config: RunConfig) -> Simulator[Any]:
     worlds = rendered(domain) if isinstance(domain, GymDomain) else domain.simulator("test", "cpu")
     if isinstance(worlds, Recording) or type(worlds).frame is Simulator.frame:
         raise ValueError(
-            f"{config.domain_name} cannot be watched: its worlds have no frames (`Simulator.frame`), unlike darkroom and "
-            "Gymnasium environments that render rgb_array"
+            f"{config.domain_name} cannot be watched: its worlds have no frames (`Simulator.frame`), unlike those of "
+            "darkroom and Gymnasium environments that render rgb_array"
         )
     if config.feedback.is_true:
         return worlds
