@@ -113,7 +113,7 @@ class Audit:
 class Watch:
     """Play test episodes with a trained policy, and write them to a film with a caption under each frame."""
 
-    run: tyro.conf.Positional[Path]
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Run folder."""
     episodes: int = 1
     """Number of episodes to play."""
