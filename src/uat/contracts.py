@@ -227,12 +227,12 @@ class Simulator(Worlds, Generic[World]):
         """Return data of this step for metrics and references; methods see only the facts that the spec names."""
         return {}
 
-    def frame(self, world: World) -> Any:
-        """Return an image (height, width, 3) of the first world as uint8 numbers, for `uat watch`. Optional."""
-        return None
-
     def close(self) -> None:
         """Free what the worlds hold, such as environments and processes; the next `reset` acquires it again."""
+
+    def frame(self, world: World) -> Any:
+        """Return an image (height, width, 3) of the first world as uint8 numbers, for `uat watch`; None: there is none."""
+        return None
 
 
 class Recording(Worlds):
