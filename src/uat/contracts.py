@@ -231,7 +231,7 @@ class Simulator(Worlds, Generic[World]):
         """Free what the worlds hold, such as environments and processes; the next `reset` acquires it again."""
 
     def frame(self, world: World) -> Any:
-        """Return an image (height, width, 3) of the first world as uint8 numbers, for `uat watch`; None: there is none."""
+        """Return an image (height, width, 3) of the first world as uint8, for `uat watch`; None: there is none."""
         return None
 
 
