@@ -11,8 +11,8 @@ import argparse
 from pathlib import Path
 
 from uat.files import write_atomically
+from uat.paper.report.domain_pages import domain_page
 from uat.paper.report.rows import Rows
-from uat.paper.report.score_tables import domain_page
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs" / "results"

@@ -50,7 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "channel",
         "memory",
     },
-    "adapters": {"settings", "registry", *CORE_TYPES, "noise", "domains"},
+    "adapters": {"settings", "registry", *CORE_TYPES, "noise", "acting", "domains"},
     "acting": {"settings", *CORE_TYPES},
     "channel": {"settings", *CORE_TYPES, "noise"},
     "engines": {

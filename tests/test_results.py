@@ -10,8 +10,8 @@ import pytest
 import uat
 from uat.config import run_config_from_json
 from uat.metrics import Score
+from uat.paper.report.domain_pages import domain_page
 from uat.paper.report.rows import Rows, published
-from uat.paper.report.score_tables import domain_page
 
 RESULTS = Path(__file__).parents[1] / "results"
 FILES = sorted(file for file in RESULTS.glob("*/*.jsonl") if file.stem != "efficiency")
@@ -48,7 +48,7 @@ def test_a_committed_checkpoint_is_small_and_whole(folder: Path) -> None:
     assert uat.load(folder).config == run_config_from_json(json.loads((folder / "config.json").read_text())).method
 
 
-OURS = {"uat-late", "adt-prev", "dpt", "dt-actions"}
+OURS = {"uat-late", "uat-plus", "adt-prev", "dpt", "dt-actions"}
 """Methods that the paper does not have."""
 
 

@@ -220,6 +220,8 @@ def run_list(args: list[str]) -> None:
     else:
         rows = [{"domain": d, "method": m, "preset": p} for d, m in pairs() for p in PRESETS]
     print_rows(rows, as_json=options.json)
+    if options.what == "domains" and not options.json:
+        show("\ngym:ID is any Gymnasium environment, such as gym:CartPole-v1; gym:PACKAGE:ID imports the package first")
     for problem in [*METHODS.problems(), *DOMAINS.problems()]:
         say(f"uat: warning: {problem.sentence}")
 
@@ -441,7 +443,8 @@ class TrainOptions:
     """Train a policy. Every setting of the chosen domain and method is a flag whose default comes from the preset."""
 
     domain_name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DOMAIN")]
-    """Domain, such as darkroom; or your own code as python:MODULE:CLASS."""
+    """Domain, such as darkroom; a Gymnasium environment as gym:ID or gym:PACKAGE:ID; or your own code as
+    python:MODULE:CLASS."""
     method_name: Annotated[str, tyro.conf.arg(name="method", metavar="NAME")] = "uat"
     """Method, such as uat or vanilla; or your own code as python:MODULE:CLASS."""
     objective_name: Annotated[str | None, tyro.conf.arg(name="objective", metavar="NAME")] = None

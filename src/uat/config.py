@@ -145,6 +145,11 @@ class RunConfig:
             raise ValueError(f"{self.domain_name} must make a uat.Domain, got {shown(domain)}")
         return domain
 
+    def settled(self) -> RunConfig:
+        """Return the config with the settings of the domain that depend on its worlds."""
+        settle = DOMAINS[self.domain_name].settle
+        return self if settle is None else replace(self, domain=settle(self.domain))
+
     def identity(self) -> str:
         """Return the name of the run: a hash of the changed settings and of the method's and the domain's revision.
 

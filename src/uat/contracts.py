@@ -166,12 +166,15 @@ class Worlds(ABC):
     """B episodes at once on one device. All randomness is an argument, made by `noise`."""
 
     spec: Spec
-    seconds: float = 0.0
-    """Wall time spent in environments so far, where worlds on the host count it."""
 
     @abstractmethod
     def noise(self, episode_ids: Tensor, seed: int) -> Noise:
         """Return all randomness of these episodes; it depends on (seed, id) alone, not on the batch or the device."""
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in environments on the host so far."""
+        return 0.0
 
 
 @dataclass(slots=True)

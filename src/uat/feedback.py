@@ -195,6 +195,7 @@ class CorruptedDomain(Domain):
         self.clean, self.feedback = domain, config
         self.name, self.spec, self.train_tasks, self.task = domain.name, domain.spec, domain.train_tasks, domain.task
         self.metrics, self.rivals, self.block = domain.metrics, domain.rivals, domain.block
+        self.plateau = domain.plateau
         self.setting = ",".join([*([] if domain.setting == "default" else [domain.setting]), config.setting])
 
     def __getattr__(self, name: str) -> Any:

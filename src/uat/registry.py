@@ -169,9 +169,8 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
     def adopt(self, address: str) -> Entry:
         """Import the object at an address, once, and register it under the address."""
         if address not in self._entries:
-            package, _ = split_packaged(address)
-            if package and self._scheme(address):
-                import_package(package, address)
+            if PACKAGED.fullmatch(address) and self._scheme(address):
+                import_package(split_packaged(address)[0], address)
                 self._load_by_scheme(address)
                 if address not in self._entries:
                     raise ValueError(self._reasons[address])

@@ -37,7 +37,7 @@ LONG = 66 if CUDA else 18
 PLAYS = [
     name
     for name, m in METHODS.items()
-    if issubclass(VIEWS.get(m.policy, FusedPolicy), WhollyFusedPolicy) and name != "uat-late"
+    if issubclass(VIEWS.get(m.policy, FusedPolicy), WhollyFusedPolicy) and name not in ("uat-late", "uat-plus")
 ]
 FEW = 132
 """Policies that share the device, so that few programs serve all worlds: the interpreter runs them one by one."""

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
 
 from uat.evaluation.intervals import Spread, student
-from uat.evaluation.statistics import Pair, aggregate, holm, interquartile_mean, paired
+from uat.evaluation.statistics import (
+    Pair,
+    aggregate,
+    holm,
+    holm_corrected,
+    interquartile_mean,
+    paired,
+    rank_test,
+)
 
 
 def test_p_is_the_level_at_which_the_interval_touches_zero() -> None:
@@ -49,6 +58,43 @@ def test_holm_multiplies_the_smallest_by_all_and_never_falls() -> None:
     assert [x.p_holm for x in holm([pair(0.01), pair(0.04), pair(0.03), pair(0.005)])] == pytest.approx(
         [0.03, 0.06, 0.06, 0.02]
     )
+
+
+def test_a_family_counts_hypotheses_that_are_not_measured_yet() -> None:
+    assert holm_corrected([0.01, 0.04]) == pytest.approx([0.02, 0.04])
+    assert holm_corrected([0.01, 0.04], 5) == pytest.approx([0.05, 0.16])
+    assert holm_corrected([math.nan, 0.01], 3) == pytest.approx([math.nan, 0.03], nan_ok=True)
+    assert holm_corrected([]) == []
+    with pytest.raises(ValueError, match="count=1 is less than the 2 p values"):
+        holm_corrected([0.01, 0.04], 1)
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "p"),
+    [
+        ([1, 2, 3], [4, 5, 6], 2 / 20),
+        ([4, 5, 6], [1, 2, 3], 2 / 20),
+        ([1, 2, 3, 4, 5], [6, 7, 8, math.inf, math.inf], 2 / 252),
+        ([1, 4], [2, 3], 1.0),
+        ([1, 2, 4], [3, 5, 6], 4 / 20),  # ranks 1 + 2 + 4 = 7: as far from 10.5 as 7, 6, 14 and 15
+        ([7, 7], [7, 7], 1.0),
+        ([1, 1], [1, 2], 1.0),  # the 2 is on either side with chance one half
+        ([math.inf], [5.0], 1.0),
+    ],
+)
+def test_the_rank_test_counts_all_permutations(own: list[float], other: list[float], p: float) -> None:
+    assert rank_test(own, other) == pytest.approx(p)
+
+
+def test_the_rank_test_is_exact_for_more_seeds_than_can_be_enumerated() -> None:
+    assert rank_test(range(20), range(20, 40)) == pytest.approx(2 / math.comb(40, 20))
+
+
+def test_the_rank_test_refuses_what_cannot_be_ordered() -> None:
+    with pytest.raises(ValueError, match="one of them is NaN"):
+        rank_test([1.0], [math.nan])
+    with pytest.raises(ValueError, match="got 0 and 1"):
+        rank_test([], [1.0])
 
 
 def test_the_interquartile_mean_leaves_out_the_outer_quarters() -> None:

@@ -27,7 +27,7 @@ from uat.spec import Spec
 
 SPEC = SPECS["vector-discrete"]
 METHODS = ("uat", "vanilla", "adt", "dt")
-NOT_FUSED = {"uat-late"}
+NOT_FUSED = {"uat-late", "uat-plus"}
 """Methods on the shared backbone that no kernel knows."""
 FUSIBLE = [name for name, method in ALL_METHODS.items() if issubclass(method.policy, TransformerPolicy)]
 BLOCK = "backbone.blocks.0"

@@ -29,17 +29,22 @@ from tests.training.small_runs import (
     tiny,
 )
 from uat.config import RunConfig, override
+from uat.domains import split_seed
 from uat.domains.darkroom import DarkRoom
 from uat.engines.graph import copy_to_host
+from uat.engines.rollout import RolloutRunner, play_all
 from uat.episode import Batch, Losses, Step
 from uat.methods import METHODS, Method, Phase, Policy
 from uat.methods.uat import UAT
 from uat.metrics import Metric
 from uat.nn.heads import build_head
+from uat.recipes import recipe
 from uat.runs import Run, load_policy
 from uat.spec import Spec
 from uat.tensor_files import read_tensors
 from uat.training import train
+from uat.training.trainer import Trainer
+from uat.training.validation import Criterion
 
 pytestmark = pytest.mark.usefixtures("save_always")  # so that a kill can come after any checkpoint
 
@@ -153,6 +158,48 @@ def test_patience_counts_epochs_not_validations(tmp_path: Path, monkeypatch: pyt
     judged(monkeypatch, *[0.5] * 9)
     run = train(tiny(train__epochs=50, train__validate_every=4, train__patience=8), tmp_path, device="cpu")
     assert run.rows("metrics.jsonl")[-1]["epoch"] == 12  # the best is 4, and 4 + 8 have passed
+
+
+@pytest.mark.usefixtures("without_tensorboard")
+def test_patience_does_not_end_a_training_on_its_plateau(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best of 0.2 does not exceed the plateau of 0.25; 0.3 does, and patience ends three epochs after it."""
+    values = (0.2, *[0.1] * 5, 0.3, *[0.2] * 9)
+    ends = []
+    for plateau in (None, 0.25):
+        judged(monkeypatch, *values)
+        monkeypatch.setattr(Trainer, "plateau", lambda _, level=plateau: level)
+        config = tiny(train__epochs=12, train__validate_every=1, train__patience=3)
+        ends.append(len(train(config, tmp_path / str(plateau), device="cpu").rows("metrics.jsonl")))
+    assert ends == [4, 10]
+
+
+def trainer_of(domain: str, method: str, folder: Path, **settings: Any) -> Trainer:
+    config = override(recipe(domain, method, "smoke"), {name.replace("__", "."): v for name, v in settings.items()})
+    return Trainer(Run.create(config, folder), torch.device("cpu"))
+
+
+def test_the_plateau_is_the_reference_without_feedback_and_holds_for_those_that_see_rewards(tmp_path: Path) -> None:
+    uat, vanilla = (trainer_of("movielens", method, tmp_path / method) for method in ("uat", "vanilla"))
+    level, reference = uat.plateau(), uat.domain.references()["no-feedback"]
+    runner = RolloutRunner(reference, uat.validation.simulator, device=torch.device("cpu"), sampled=False)
+    hits = play_all(runner, 15, split_seed("validation", 0), uat.domain.measure)["hr@10"]
+    assert level == pytest.approx(1.05 * hits.mean().item())
+    assert uat.domain.episode_count("validation", 1) == 15
+    assert vanilla.plateau() is None
+    assert trainer_of("movielens", "uat-no-reward", tmp_path / "blind").plateau() is None
+    corrupted = trainer_of("movielens", "uat", tmp_path / "corrupted", feedback__reward="inverted")
+    assert corrupted.plateau() == level
+    assert trainer_of("darkroom", "uat", tmp_path / "room").plateau() is None
+    uat.domain.plateau = "no-feedbak"
+    with pytest.raises(ValueError, match="did you mean 'no-feedback'"):
+        uat.plateau()
+
+
+@pytest.mark.parametrize(("higher", "sides"), [(True, [False, False, True]), (False, [True, False, False])])
+def test_a_plateau_is_left_on_the_better_side(higher: bool, sides: list[bool]) -> None:
+    criterion = Criterion(dict, Metric(name="x", higher_is_better=higher), 0.5)
+    assert [criterion.left_plateau(best) for best in (0.4, 0.5, 0.6)] == sides
+    assert Criterion(dict, Metric(name="x")).left_plateau(-1.0)
 
 
 @pytest.mark.usefixtures("without_tensorboard")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from uat.adapters.sources import Source, in_words
+from uat.adapters.sources import GivenVector, Source, in_words
 from uat.adapters.spaces import ActionConverter, BadValueError, ObservationConverter, Values
 from uat.settings import shown
 
@@ -71,15 +71,15 @@ class Episodes:
         self.steps: list[int] = []
         """Steps that each stream has taken."""
         self.masked = False
-        """Whether the environments give masks of actions."""
+        """Whether an environment has given a mask of actions at a reset."""
 
     def begin(self, seeds: Sequence[int]) -> None:
-        self.seeds, self.steps, self.masked = list(seeds), [0] * len(seeds), False
+        self.seeds, self.steps = list(seeds), [0] * len(seeds)
 
     def started(self, observations: Sequence[Any], infos: Sequence[dict[str, Any]]) -> Results:
         """Return the results of a reset."""
         streams = range(len(self.seeds))
-        self.masked = any(self.rules.mask_key in info for info in infos)
+        self.masked |= any(self.rules.mask_key in info for info in infos)
         count = len(self.seeds)
         never = np.zeros(count, dtype=bool)
         obs, masks = self._rows(streams, observations), self._masks(streams, infos, never)
@@ -123,7 +123,8 @@ class Episodes:
         if array.shape == (len(rewards),) and np.isfinite(array).all():
             return array
         bad = next((i for i, reward in enumerate(rewards) if not _is_finite(reward)), 0)
-        raise self.error(streams[bad], f"returned the reward {shown(rewards[bad])}, where a finite number is expected")
+        reward = rewards[bad].item() if isinstance(rewards[bad], np.generic) else rewards[bad]
+        raise self.error(streams[bad], f"returned the reward {shown(reward)}, where a finite number is expected")
 
     def _success(self, stream: int, info: dict[str, Any]) -> float:
         value = info.get("is_success", info.get("success"))
@@ -174,6 +175,8 @@ class LocalEnvironments(Stepping):
         self.source, self.rules, self.spaces = source, rules, spaces
         self.envs: list[Any] = []
         self.episodes: Episodes | None = None
+        self.first: Results | None = None
+        """Results of the latest reset."""
 
     def reset(self, seeds: Sequence[int]) -> Results:
         begun = time.perf_counter()
@@ -188,7 +191,8 @@ class LocalEnvironments(Stepping):
             self._check_spaces(env, f"in the episode that starts with env.reset(seed={seed})")
         seconds = time.perf_counter() - begun
         results = episodes.started([obs for obs, _ in firsts], [info for _, info in firsts])
-        return replace(results, seconds=seconds)
+        self.first = replace(results, seconds=seconds)
+        return self.first
 
     def step(self, streams: Sequence[int], actions: Values) -> Results:
         begun, episodes = time.perf_counter(), self._episodes()
@@ -198,6 +202,13 @@ class LocalEnvironments(Stepping):
         ]
         seconds = time.perf_counter() - begun
         return replace(episodes.stepped(streams, outcomes), seconds=seconds)
+
+    def give_masks(self) -> Results:
+        """Return the results of the reset again, with masks, since environments of other processes have masks."""
+        episodes, first = self._episodes(), self.first
+        assert first is not None
+        episodes.masked = True
+        return replace(first, allowed=np.ones((len(first.reward), episodes.actions.combinations), dtype=bool))
 
     def close(self) -> None:
         while self.envs:
@@ -212,11 +223,13 @@ class LocalEnvironments(Stepping):
             episodes.steps[stream] += what == "step"
             raise episodes.error(stream, f"raised {in_words(error)}") from error
         if not isinstance(found, tuple) or len(found) != values or not isinstance(found[-1], dict):
+            episodes.steps[stream] += what == "step"
             wanted = "(obs, info)" if what == "reset" else "(obs, reward, terminated, truncated, info)"
             raise episodes.error(stream, f"returned {shown(found)} from {what}, which must return {wanted}")
         return found
 
     def _made(self) -> Any:
+        assert not isinstance(self.source, GivenVector)
         env = self.source()
         if self.spaces is None:
             self.spaces = env.observation_space, env.action_space

@@ -18,35 +18,55 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import FunctionType, MethodType
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from uat.acting import rollout
 from uat.adapters.chance import RandomAgent
 from uat.adapters.environments import LocalEnvironments, Rules, Stepping
 from uat.adapters.simulator import GymSimulator
-from uat.adapters.sources import Copies, Factory, Registered, Source, check_registered, imported_gymnasium
+from uat.adapters.sources import Copies, Factory, GivenVector, Registered, Source, check_registered, imported_gymnasium
 from uat.adapters.spaces import ActionConverter, ObservationConverter, Values
+from uat.adapters.vector import VectorEnvironments
+from uat.adapters.workers import WorkerEnvironments
 from uat.contracts import Agent
+from uat.distributions import action_noise
 from uat.domains import DOMAINS, Domain, DomainEntry, Split
 from uat.episode import Trajectory
 from uat.metrics import Metric
+from uat.noise import derive
 from uat.registry import is_address
-from uat.settings import Between, Scale, Steps, changed_fields, check_fields, execution, execution_fields, shown
+from uat.settings import (
+    LEAST_SCALE,
+    MOST_SCALE,
+    Between,
+    Scale,
+    Steps,
+    changed_fields,
+    check_fields,
+    execution,
+    execution_fields,
+    shown,
+)
 from uat.spec import Box, Discrete, Items, Named, Spec, Vector
 
 MOST_STEPS_UNSET = 1_000
 """Limit of an episode's steps if neither the settings nor the environment have one."""
+MEASURED_EPISODES, MEASURED_STEPS = 8, 250
+"""Number of episodes in which the scale of rewards is measured, and the most steps of each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GymConfig:
     max_steps: Steps | None = None
     """Steps after which an episode is cut off as truncated; unset: the environment's time limit, or 1,000."""
-    reward_scale: Scale = 1.0
-    """Factor on the rewards that policies see."""
+    reward_scale: Scale | None = None
+    """Factor on the rewards that policies see; unset: training measures it in episodes of random actions, such that
+    rewards are about one."""
     mask_key: str = "action_mask"
     """Key of the mask of allowed actions in the environment's `info`."""
     arguments: str = "{}"
@@ -92,16 +112,23 @@ class GymDomain(Domain):
                 obs=_observations(self._observations),
                 action=_actions(self._actions),
                 horizon=min(limits, default=MOST_STEPS_UNSET),
-                reward_scale=config.reward_scale,
+                reward_scale=1.0 if config.reward_scale is None else config.reward_scale,
             )
         except ValueError as error:
             raise ValueError(f"{source.label}: {error}") from None
 
     def _probe(self) -> tuple[tuple[Any, Any], int | None]:
         """Return the spaces and the time limit of a first environment."""
+        if isinstance(self.source, GivenVector):
+            vector = self.source.vector
+            if self.config.workers:
+                raise ValueError(
+                    f"domain.workers={self.config.workers} is for single environments: {self.source.label} steps its "
+                    "environments itself"
+                )
+            return (vector.single_observation_space, vector.single_action_space), _time_limit(vector)
         env = self.source()
-        limit = env.spec.max_episode_steps if env.spec is not None else None
-        spaces = env.observation_space, env.action_space
+        spaces, limit = (env.observation_space, env.action_space), _time_limit(env)
         env.close()
         return spaces, limit
 
@@ -113,7 +140,11 @@ class GymDomain(Domain):
         return GymSimulator(self.spec, self._stepping(), device)
 
     def _stepping(self) -> Stepping:
-        rules = Rules(self.spec.steps, self.config.mask_key)
+        rules, workers = Rules(self.spec.steps, self.config.mask_key), self.config.workers
+        if isinstance(self.source, GivenVector):
+            return VectorEnvironments(self.source.label, self.source.vector, rules)
+        if workers:
+            return WorkerEnvironments(self.source, rules, self.spaces, workers)
         return LocalEnvironments(self.source, rules, self.spaces)
 
     def measure(self, trajectory: Trajectory) -> dict[str, Tensor]:
@@ -128,6 +159,23 @@ class GymDomain(Domain):
     def references(self) -> Mapping[str, Agent[Any]]:
         return {"random": RandomAgent(self.spec)}
 
+    def settled(self) -> GymConfig:
+        """Return the settings with a measured scale of rewards: one over the root mean square of rewards that are not
+        zero, to two digits; 1 if all are zero."""
+        if self.config.reward_scale is not None:
+            return self.config
+        worlds, agent, ids = self.simulator("train", "cpu"), RandomAgent(self.spec), torch.arange(MEASURED_EPISODES)
+        steps = min(self.spec.steps, MEASURED_STEPS)
+        try:
+            drawn = action_noise(self.spec, 0, "reward scale", ids, steps)
+            played = rollout(agent, worlds, worlds.noise(ids, derive(0, "reward scale")), drawn, steps=steps)
+        finally:
+            worlds.close()
+        reward = played.reward[played.valid].double()
+        reward = reward[reward != 0]
+        size = float(reward.square().mean().sqrt()) if len(reward) else 1.0
+        return replace(self.config, reward_scale=float(f"{min(max(1 / size, LEAST_SCALE), MOST_SCALE):.1e}"))
+
     # ------------------------------------------------------------ loops of your own
 
     def observation(self, *observations: Any) -> Values | dict[str, Values]:
@@ -138,6 +186,10 @@ class GymDomain(Domain):
     def action(self, actions: Any, stream: int = 0) -> Any:
         """Return what `env.step` takes, given what `Session.act` returned."""
         return self._actions.values(np.asarray(actions)[stream : stream + 1])[0]
+
+
+def _time_limit(env: Any) -> int | None:
+    return None if env.spec is None else env.spec.max_episode_steps
 
 
 def _observations(converter: ObservationConverter) -> Vector | Items | Named:
@@ -161,6 +213,7 @@ def entry_of(name: str) -> DomainEntry:
         tasks=("default",),
         summary=f"the Gymnasium environment {name}",
         objective="ppo",
+        settle=lambda config: _built(name, config).settled(),
     )
 
 
@@ -176,58 +229,69 @@ def domain(value: Any, **settings: Any) -> GymDomain:
     if isinstance(value, str):
         if is_address(value):
             DOMAINS.adopt(value)
-        if value not in DOMAINS:
+        if not value.startswith("gym:") or value not in DOMAINS:
             raise ValueError(
                 DOMAINS.unsupported_reason(value) or f"{shown(value)} must be a name such as gym:CartPole-v1"
             )
         return _built(value, GymConfig(**settings))
     if (found := domain_of(value)) is None:
         raise ValueError(f"{shown(value)} must be a gymnasium.Env, a VectorEnv, or a function that makes an Env")
-    return DOMAINS[found.name].build(replace(found.config, **settings)) if settings else found
+    return GymDomain(replace(found.config, **settings), found.name, found.source) if settings else found
 
 
-_GIVEN: dict[str, tuple[Any, Source]] = {}
-"""Description -> object passed in this process, and its source. Of two with the same description, the later is kept."""
+_SOURCES: dict[str, Source] = {}
+"""Description -> source, of objects passed in this process. Of two with the same description, the later is kept."""
 
 
 def domain_of(value: Any) -> GymDomain | None:
     """Return the domain of an environment, a vector of them, or a factory; None for any other value."""
     gymnasium = sys.modules.get("gymnasium")
-    is_env = gymnasium is not None and isinstance(value, gymnasium.Env)
-    is_class = isinstance(value, type)
-    if is_class and (gymnasium is None or not issubclass(value, gymnasium.Env)):
-        return None
-    is_factory = is_class or (type(value).__name__ in ("function", "method", "partial") and callable(value))
-    if not is_env and not is_factory:
-        return None
-    if is_env and (named := _by_name(value)) is not None:
-        return named
-    label = f"{type(value.unwrapped).__name__}" if is_env else shown(value)
-    source = Copies(label, value) if is_env else Factory(label, value)
-    env = value if is_env else source()
-    kind = type(env.unwrapped)
-    described = f"{kind.__module__}:{kind.__qualname__}, {env.observation_space}, {env.action_space}"
-    if not is_env:
+    if gymnasium is not None and isinstance(value, gymnasium.Env):
+        return _by_name(value) or _given_env(value)
+    if gymnasium is not None and isinstance(value, gymnasium.vector.VectorEnv):
+        return _given_vector(value)
+    is_class = isinstance(value, type) and gymnasium is not None and issubclass(value, gymnasium.Env)
+    if is_class or isinstance(value, FunctionType | MethodType | partial):
+        env = Factory(shown(value), value)()
         env.close()
-    _GIVEN[described] = value, source
+        kind = type(env.unwrapped)
+        return _given(Factory(kind.__name__, value), kind, (env.observation_space, env.action_space))
+    return None
+
+
+def _given_env(env: Any) -> GymDomain:
+    kind = type(env.unwrapped)
+    return _given(Copies(kind.__name__, env), kind, (env.observation_space, env.action_space))
+
+
+def _given_vector(vector: Any) -> GymDomain:
+    kind, spaces = type(vector.unwrapped), (vector.single_observation_space, vector.single_action_space)
+    return _given(GivenVector(f"{kind.__name__}({vector.num_envs})", vector), kind, spaces)
+
+
+def _given(source: Source, kind: type, spaces: tuple[Any, Any]) -> GymDomain:
+    """Keep an object for later runs in this process, and return its domain."""
+    described = f"{kind.__module__}:{kind.__qualname__}, {spaces[0]}, {spaces[1]}"
     name = f"object:{kind.__name__}"
+    _SOURCES[described] = source
     DOMAINS[name] = DomainEntry(
         build=partial(_rebuilt, name),
         config=GivenConfig,
         tasks=("default",),
         summary=f"the environment {kind.__name__}",
         objective="ppo",
+        settle=lambda config: _rebuilt(name, config).settled(),
     )
     return GymDomain(GivenConfig(given=described), name, source)
 
 
 def _rebuilt(name: str, config: GivenConfig) -> GymDomain:
-    if config.given not in _GIVEN:
+    if config.given not in _SOURCES:
         raise ValueError(
             f"the domain of this run was an environment passed as an object ({config.given}): pass it again (in Python "
             "domain=...)"
         )
-    return GymDomain(config, name, _GIVEN[config.given][1])
+    return GymDomain(config, name, _SOURCES[config.given])
 
 
 def _by_name(env: Any) -> GymDomain | None:

@@ -42,22 +42,22 @@ class GymSimulator(Simulator[GymWorld]):
 
     on_host = True
 
-    def __init__(self, spec: Spec, stepping: Stepping, device: torch.device | str, *, owns: bool = True) -> None:
-        """
-        owns: whether `close` closes the environments, which were made for this simulator alone.
-        """
+    def __init__(self, spec: Spec, stepping: Stepping, device: torch.device | str) -> None:
         self.spec, self.stepping, self.device = spec, stepping, torch.device(device)
         self.most_streams = stepping.most_streams
-        self.seconds = 0.0
-        self._resets = self._steps = 0
-        self._close = weakref.finalize(self, stepping.close) if owns else None
+        self._seconds, self._resets, self._steps = 0.0, 0, 0
+        weakref.finalize(self, stepping.close)
+
+    @property
+    def seconds(self) -> float:
+        return self._seconds
 
     def noise(self, episode_ids: Tensor, seed: int) -> Noise:
         return {"seed": integers(seed, "gymnasium.seed", episode_ids.to(self.device), 1, below=SEEDS)[:, 0]}
 
     def reset(self, noise: Noise) -> tuple[GymWorld, Tensor]:
         results = self.stepping.reset(noise["seed"].tolist())
-        self.seconds += results.seconds
+        self._seconds += results.seconds
         self._resets, self._steps = self._resets + 1, 0
         live_B = np.ones(len(results.reward), dtype=bool)
         obs, allowed_BA = self._tensor(results.obs), self._masks(results, live_B)
@@ -72,7 +72,7 @@ class GymSimulator(Simulator[GymWorld]):
         live_B = world.live_B
         streams = np.flatnonzero(live_B)
         results = self.stepping.step(streams.tolist(), action.detach().cpu().numpy()[streams])
-        self.seconds += results.seconds
+        self._seconds += results.seconds
         self._steps += 1
         return self._transition(world, streams, results)
 
@@ -103,8 +103,7 @@ class GymSimulator(Simulator[GymWorld]):
         return world.allowed_BA
 
     def close(self) -> None:
-        if self._close is not None:
-            self.stepping.close()
+        self.stepping.close()
 
     def _masks(self, results: Results, stepped_B: Values) -> Tensor | None:
         if results.allowed is None:

@@ -89,7 +89,28 @@ class Copies:
             ) from None
 
 
-Source = Registered | Factory | Copies
+@dataclass(frozen=True, slots=True)
+class GivenVector:
+    """A vector of environments, which steps all of them itself."""
+
+    label: str
+    vector: Any
+
+
+def unshared_spec(source: Any) -> Any:
+    """Return the registry's entry of an id that the user's own program may have registered; None if there is none."""
+    if not isinstance(source, Registered) or split_packaged(source.name)[0]:
+        return None
+    return imported_gymnasium().registry.get(split_packaged(source.name)[1])
+
+
+def share_spec(spec: Any) -> None:
+    """Add an entry of another process's registry, unless this one has it."""
+    if spec is not None:
+        imported_gymnasium().registry.setdefault(spec.id, spec)
+
+
+Source = Registered | Factory | Copies | GivenVector
 
 
 def in_words(error: BaseException) -> str:

@@ -120,7 +120,8 @@ class Part:
         """Return the value in the space, given the numbers or ids of one row."""
         if self.counts is not None:
             row = row.round().astype(np.int64) + np.asarray(self.starts)
-        return row.astype(self.dtype).reshape(self.shape)[()]
+        value = row.astype(self.dtype).reshape(self.shape)
+        return value[()] if self.counts is not None and not self.shape else value
 
 
 def _follow(obs: Any, path: tuple[str | int, ...], row: int) -> Any:
@@ -317,13 +318,13 @@ class ActionConverter:
             if np.issubdtype(self.space.dtype, np.integer):
                 rows = np.rint(rows)
             inside = np.clip(rows, self.space.low, self.space.high).astype(self.space.dtype)
-            return list(np.clip(inside, self.space.low, self.space.high))
+            return [np.asarray(row) for row in np.clip(inside, self.space.low, self.space.high)]
         if not self.shape:
             return [np.int64(action) for action in actions.reshape(-1).astype(np.int64) + self.starts]
         places = np.stack(np.unravel_index(actions.reshape(-1).astype(np.int64), self.counts), axis=-1) + self.starts
         return list(places.astype(self.space.dtype).reshape(len(places), *self.shape))
 
-    def rows(self, batch: Sequence[Any]) -> Values:
+    def rows(self, batch: Sequence[Any]) -> Any:
         """Return ids (B,) or numbers (B, A) of the environment's actions: the inverse of `values`."""
         array = np.asarray(batch).reshape(len(batch), -1)
         if not self.counts:

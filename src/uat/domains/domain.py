@@ -41,6 +41,11 @@ class Domain(ABC):
     """Mean length of the blocks in which intervals resample episodes, if episodes follow each other in time; 1:
     episodes are independent."""
 
+    plateau: str | None = None
+    """The reference whose validation score policies reach without using feedback, if they may stay there for long:
+    patience does not end the training of a policy that sees rewards before it has left that level. None: there is no
+    such level."""
+
     @property
     def registered(self) -> tuple[str, Any] | None:
         """Return the name and the settings under which configs hold this object; None: those of its class."""

@@ -28,6 +28,8 @@ class DomainEntry:
     """Settings that are paths of a user's files."""
     objective: str = "imitation"
     """Name of the objective by which policies learn in the domain unless another is named."""
+    settle: Callable[[Any], Any] | None = None
+    """Fill settings that depend on the worlds and are unset, once, before a training; None: no setting does."""
     recipes: str | None = None
     """Module whose RECIPES maps the domain's name to published settings; None: use the default recipes."""
 

@@ -44,6 +44,8 @@ def unsupported_structure(policy: Policy) -> str | None:
         return f"{policy.config.binding} gates are computed by the plain engine alone"
     if isinstance(policy, UAT) and policy.config.tokens != "observation":
         return f"tokens={policy.config.tokens!r} with gates are computed by the plain engine alone"
+    if isinstance(policy, UAT) and policy.config.use_return:
+        return "gates that know the return so far are computed by the plain engine alone"
     return structure.difference(policy, policy.spec, policy.config)
 
 

@@ -132,6 +132,12 @@ OWN: dict[str, Method] = {
         summary="ours: UAT whose keys and values wait for the feedback on their own step",
         changes={"binding": "late"},
     ),
+    "uat-plus": Method(
+        policy=UAT,
+        config=UATConfig,
+        summary="ours: UAT whose tokens also hold the whole previous transition",
+        changes={"binding": "early", "tokens": "transition"},
+    ),
     "iql": Method(
         policy=IQL,
         config=IQLConfig,

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from uat.contracts import Memory
 from uat.episode import Batch, Step
-from uat.methods.policy import TransformerPolicy
+from uat.methods.policy import TransformerPolicy, factor_of_returns
 from uat.nn.blocks import Trace, Transformer, TransformerConfig
 from uat.nn.cache import KVCache
 from uat.nn.encoders import build_action_encoder
@@ -46,16 +46,6 @@ class DTConfig(TransformerConfig):
     """Factor of the return so far in its token, as Chen et al. scale returns; unset: 1 / horizon."""
 
 
-def _return_scale(spec: Spec, config: DTConfig) -> float:
-    if config.return_scale is not None:
-        return config.return_scale
-    if spec.horizon is None:
-        raise ValueError(
-            "return_scale is unset, which means one over the horizon, but the problem has no horizon: set it"
-        )
-    return 1 / spec.horizon
-
-
 @dataclass(slots=True)
 class DTState(Memory):
     cache: KVCache
@@ -69,7 +59,7 @@ class DT(TransformerPolicy):
     def __init__(self, spec: Spec, config: DTConfig) -> None:
         super().__init__(spec, config)
         self.sees = frozenset({"action", "reward"} if config.include_actions else {"reward"})
-        self.return_scale = _return_scale(spec, config)
+        self.return_scale = factor_of_returns(spec, config.return_scale)
         self.tokens_per_step = 3 if config.include_actions else 2
         self.backbone = Transformer(spec, config, utility=False, tokens_per_step=self.tokens_per_step)
         self.feedback = nn.Linear(2, config.d_model)  # W_f, b_f

@@ -231,6 +231,18 @@ def config_type(kind: type[Policy]) -> type | None:
     return hint if isinstance(hint, type) and is_dataclass(hint) else None
 
 
+def factor_of_returns(spec: Spec, return_scale: float | None) -> float:
+    """Return the factor by which a policy multiplies the return so far; unset: 1 / horizon, which makes the return of a
+    long episode as large as a reward."""
+    if return_scale is not None:
+        return return_scale
+    if spec.horizon is None:
+        raise ValueError(
+            "return_scale is unset, which means one over the horizon, but the problem has no horizon: set it"
+        )
+    return 1 / spec.horizon
+
+
 class TransformerPolicy(Policy):
     """A policy with the shared backbone."""
 

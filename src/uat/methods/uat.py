@@ -22,13 +22,14 @@ from torch import Tensor, nn
 
 from uat.contracts import Memory
 from uat.episode import Batch, Step
+from uat.methods.policy import factor_of_returns
 from uat.methods.tokens import TokenConfig, TokenPolicy
 from uat.nn.blocks import Trace, Transformer, TransformerConfig
 from uat.nn.cache import KVCache
 from uat.nn.heads import build_head
 from uat.nn.late import Unanswered
 from uat.nn.utility import Channels, Gates, UtilityEncoder, UtilityGates
-from uat.settings import Decay, Width, renamed
+from uat.settings import Decay, Scale, Width, renamed
 from uat.spec import Spec
 
 
@@ -46,6 +47,10 @@ class UATConfig(TokenConfig):
     """Give the previous action to the utility encoder."""
     use_reward: bool = field(default=True, metadata=renamed("sees_reward"))
     """Give the previous reward to the utility encoder."""
+    use_return: bool = False
+    """Give the return so far to the utility encoder, as a third channel of feedback. Not in the paper."""
+    return_scale: Scale | None = None
+    """With use_return: factor of the return so far; unset: 1 / horizon."""
     nonlinear: bool = True
     """Give the utility encoder a hidden layer with ReLU; otherwise it is one linear map."""
     modulates_queries: bool = True
@@ -67,6 +72,21 @@ class UATConfig(TokenConfig):
             raise ValueError("binding='late' and modulates_keys_values=False: late gates are those of keys and values")
         if not (self.modulates_queries or self.modulates_keys_values):
             raise ValueError("modulates_queries=False and modulates_keys_values=False: feedback would change nothing")
+        if self.use_return:
+            self._check_return()
+
+    def _check_return(self) -> None:
+        if not self.use_reward:
+            raise ValueError("use_return=True and use_reward=False: the return so far is a sum of rewards")
+        if self.binding == "late":
+            raise ValueError(
+                "use_return=True and binding='late': late gates hold the feedback on one step, and the return so far "
+                "is that of all steps"
+            )
+        if self.token_feedback == "encoder" and self.holds_feedback:
+            raise ValueError(
+                "use_return=True and token_feedback='encoder': the encoder of tokens has no channel for the return"
+            )
 
 
 @dataclass(slots=True)
@@ -77,6 +97,8 @@ class UATState(Memory):
     """With late gates: the steps whose feedback is still to come."""
     obs_B: Tensor | None = None
     """The previous observation, if tokens hold it."""
+    return_B: Tensor | None = None
+    """Sum of the rewards that each stream has received so far, if the utility encoder sees it."""
 
 
 class UAT(TokenPolicy):
@@ -98,6 +120,7 @@ class UAT(TokenPolicy):
             use_action=c.use_action,
             use_reward=c.use_reward,
             nonlinear=c.nonlinear,
+            return_scale=factor_of_returns(spec, c.return_scale) if c.use_return else None,
         )
         self.utility = UtilityGates(
             encoder,
@@ -138,20 +161,24 @@ class UAT(TokenPolicy):
         if self.config.binding == "late":
             unanswered = Unanswered.empty(self.backbone, self.spec.clock, self.spec.no_action(streams, like.device))
         ubar_BU = like.new_zeros(streams, self.config.d_utility)
-        return UATState(cache, ubar_BU, unanswered, self.no_observation(streams))
+        return_B = like.new_zeros(streams) if self.config.use_return else None
+        return UATState(cache, ubar_BU, unanswered, self.no_observation(streams), return_B)
 
     def step(self, state: UATState, step: Step) -> tuple[Tensor, UATState]:
         cache, unanswered = state.cache, state.unanswered
         cache.restart(step.first)
         ubar_BU = state.ubar_BU.masked_fill(step.first[:, None], 0.0)
-        gates, ubar_BU = self.utility.step(ubar_BU, step.prev_action, step.prev_reward)
+        return_B = state.return_B
+        if return_B is not None:
+            return_B = return_B.masked_fill(step.first, 0.0) + step.prev_reward.to(return_B.dtype)
+        gates, ubar_BU = self.utility.step(ubar_BU, step.prev_action, step.prev_reward, return_B)
         *transition, token_BD = self.step_tokens(step, state.obs_B, cache.steps(self.tokens_per_step))
         obs_B = None if state.obs_B is None else step.obs.clone()
         if unanswered is None:
             for x_BD in transition:
                 self.backbone.attend_step(x_BD, cache, gates)
             h_BD = self.backbone.attend_step(token_BD, cache, gates)
-            return self.head.logits(h_BD, step.allowed), UATState(cache, ubar_BU, None, obs_B)
+            return self.head.logits(h_BD, step.allowed), UATState(cache, ubar_BU, None, obs_B, return_B)
         pending, clock = self.config.pending == "action", self.spec.clock
         unanswered.bind(self.backbone, self.utility, cache, step, clock, pending=pending)
         for x_BD in transition:

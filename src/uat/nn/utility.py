@@ -1,6 +1,7 @@
 """Action-reward history -> utility -> gates (paper, section "Utility Encoder").
 
-  u_t    = E([f_a(a_{t-1}); r_{t-1}])            utility of the latest feedback
+  u_t    = E([f_a(a_{t-1}); r_{t-1}])            utility of the latest feedback; if E has a third channel, it is c R_t,
+                                                 the return so far R_t = Σ_{s≤t} r_{s-1} times a factor c
   ubar_t = λ ubar_{t-1} + (1-λ) u_t              regime state
   g_t    = tanh(W_s^(l) u_t)                     gate of keys and values, per layer
   ρ_t    = tanh(W_ρ ubar_t)                      gate of queries, shared by all layers
@@ -89,7 +90,10 @@ class Gates:
 
 
 class UtilityEncoder(nn.Module):
-    """The map E with its action embedding f_a: a bias-free two-layer network, or one linear map."""
+    """The map E with its action embedding f_a: a bias-free two-layer network, or one linear map.
+
+    return_scale: the factor c of the return so far, which is then a third channel; None: E has two channels.
+    """
 
     def __init__(
         self,
@@ -101,19 +105,31 @@ class UtilityEncoder(nn.Module):
         use_action: bool = True,
         use_reward: bool = True,
         nonlinear: bool = True,
+        return_scale: float | None = None,
     ) -> None:
         super().__init__()
-        self.d_hidden, self.d_utility = d_hidden, d_utility
+        self.d_hidden, self.d_utility, self.return_scale = d_hidden, d_utility, return_scale
         self.use_action, self.use_reward, self.nonlinear = use_action, use_reward, nonlinear
         self.action = build_action_encoder(spec, d_action) if use_action else ZeroMap(spec.action.count, d_action)
-        first = nn.Linear(d_action + 1, d_hidden if nonlinear else d_utility, bias=False)
+        d_in = d_action + (1 if return_scale is None else 2)
+        first = nn.Linear(d_in, d_hidden if nonlinear else d_utility, bias=False)
         rest = (nn.ReLU(), nn.Linear(d_hidden, d_utility, bias=False)) if nonlinear else ()
         self.mlp = nn.Sequential(first, *rest)
 
-    def forward(self, prev_action: Tensor, prev_reward: Tensor) -> Tensor:
+    def forward(self, prev_action: Tensor, prev_reward: Tensor, return_so_far: Tensor | None = None) -> Tensor:
         r = prev_reward.to(next(self.mlp.parameters()).dtype)[..., None]
         a = self.action(prev_action if self.use_action else r)
-        return self.mlp(torch.cat([a, r if self.use_reward else torch.zeros_like(r)], dim=-1))
+        channels = [a, r if self.use_reward else torch.zeros_like(r)]
+        if self.return_scale is not None:
+            assert return_so_far is not None
+            channels.append(return_so_far.to(r.dtype)[..., None] * self.return_scale)
+        return self.mlp(torch.cat(channels, dim=-1))
+
+    def returns(self, prev_reward_BT: Tensor) -> Tensor | None:
+        """Return the return so far R (B, T) of whole episodes; None if it is not a channel."""
+        if self.return_scale is None:
+            return None
+        return prev_reward_BT.to(next(self.mlp.parameters()).dtype).cumsum(1)
 
 
 class UtilityGates(nn.Module):
@@ -137,7 +153,7 @@ class UtilityGates(nn.Module):
         self.feedback_decay = feedback_decay
 
     def forward(self, prev_action_BT: Tensor, prev_reward_BT: Tensor) -> Gates:
-        u_BTU = self.encoder(prev_action_BT, prev_reward_BT)
+        u_BTU = self.encoder(prev_action_BT, prev_reward_BT, self.encoder.returns(prev_reward_BT))
         return self.read(u_BTU, discounted(u_BTU, self.feedback_decay))
 
     def late(
@@ -167,8 +183,10 @@ class UtilityGates(nn.Module):
         rho = rho_BTD.repeat_interleave(2, 1) if transitions else rho_BTD
         return Gates(rho, tuple(gate(layer) for layer in range(self.num_layers)))
 
-    def step(self, ubar_BU: Tensor, prev_action_B: Tensor, prev_reward_B: Tensor) -> tuple[Gates, Tensor]:
-        u_BU = self.encoder(prev_action_B, prev_reward_B)
+    def step(
+        self, ubar_BU: Tensor, prev_action_B: Tensor, prev_reward_B: Tensor, return_B: Tensor | None = None
+    ) -> tuple[Gates, Tensor]:
+        u_BU = self.encoder(prev_action_B, prev_reward_B, return_B)
         ubar_BU = self.feedback_decay * ubar_BU + (1 - self.feedback_decay) * u_BU
         return self.read(u_BU, ubar_BU), ubar_BU
 

@@ -17,9 +17,9 @@ OBJECTIVES: dict[str, ObjectiveEntry] = {
         config=PPOConfig,
         summary="proximal policy optimization: learn from rewards alone, by playing",
         settings={
-            "train.batch_size": 64,
-            "train.lr": 3e-4,
-            "train.utility_lr": 3e-3,
+            "train.batch_size": 32,
+            "train.lr": 5e-4,
+            "train.utility_lr": 5e-3,
             "train.lr_schedule": "linear",
             "train.last_lr": 0.1,
             "train.warmup": 5,

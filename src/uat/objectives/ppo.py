@@ -93,6 +93,9 @@ class Prepared(TensorFields):
 
     def rows(self, row_R: Tensor) -> Prepared:
         """Return some of the episodes, without the columns in which all of them are padding."""
+        if not len(row_R):  # other processes hold all episodes of a minibatch: one of ours that counts for nothing
+            own = self.rows(row_R.new_zeros(1))
+            return replace(own, episodes=replace(own.episodes, valid=torch.zeros_like(own.episodes.valid)))
         steps = int(self.episodes.valid[row_R].sum(1).max().clamp_min(1))
         own = replace(self.episodes, final_obs=None, target=None, facts=_shown(self))
         return replace(self, episodes=own).map(lambda x: x[row_R, :steps])

@@ -20,7 +20,7 @@ from uat.training.trainer import ShowProgress
 
 
 def train(
-    config: RunConfig | Domain | str,
+    config: Any,
     out: Path | str | None = None,
     *,
     method: str | type[Policy] | Any = None,
@@ -61,6 +61,7 @@ def train(
         raise ValueError(
             f"{name}={shown(value)} goes with a domain, and config= is a whole RunConfig: change it by uat.override"
         )
+    config = config.settled()
     how = {"resume": resume, "source": source, "device": device, "threads": threads, "progress": progress}
     return trainer.train(config, check_path(out, "out"), **how)
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from uat.config import RunConfig, to_json
+from uat.config import RunConfig, lookup, to_json
 from uat.contracts import Recording, Simulator
 from uat.domains import Domain, split_seed
 from uat.engines import SerialReplay, plan
@@ -37,6 +37,8 @@ from uat.training.validation import Criterion, Validations, loss_criterion
 
 ShowProgress = Callable[[str, int], Progress]
 """Make a progress display from a label and the number of epochs."""
+PLATEAU_MARGIN = 0.05
+"""Share by which a validation must exceed the level without feedback to have left it; blind policies vary by less."""
 
 
 def train(
@@ -244,15 +246,31 @@ class Trainer:
 
     def validate(self) -> dict[str, Tensor]:
         """Play the validation episodes greedily and return mean metrics, still on the device."""
-        measured = play_all(self.validation, self._validation_count, split_seed("validation", 0), self.domain.measure)
+        return self._validated(self.validation)
+
+    def _validated(self, runner: RolloutRunner) -> dict[str, Tensor]:
+        measured = play_all(runner, self._validation_count, split_seed("validation", 0), self.domain.measure)
         return {name: x.nanmean() for name, x in self.domain.summarise(measured).items()}
+
+    def plateau(self) -> float | None:
+        """Return the score that a policy which sees rewards must exceed before patience may end its training; None if
+        the domain has no such level."""
+        name, metric = self.domain.plateau, self.objective.criterion(self.domain.metrics)
+        if name is None or "reward" not in self.learner.sees:
+            return None
+        references = self.domain.references()
+        lookup("plateau", name, references)
+        runner = RolloutRunner(references[name], self.validation.simulator, device=self.device, sampled=False)
+        with contextlib.closing(runner):
+            blind = self._validated(runner)[metric.name].item()
+        return blind + PLATEAU_MARGIN * abs(blind) * (1 if metric.higher_is_better else -1)
 
     def criterion(self, phase: Phase) -> Criterion:
         """Return the criterion by which the phase selects its best weights."""
         if phase.judged_by == "nothing":
             return Criterion(dict, None)
         if phase.judged_by == "play":
-            return Criterion(self.validate, self.objective.criterion(self.domain.metrics))
+            return Criterion(self.validate, self.objective.criterion(self.domain.metrics), self.plateau())
         rollouts = self._runner(phase.behaviour or self.engine, self.validation.simulator, sampled=True)
         ids, seed = torch.arange(self._validation_count), split_seed("validation", 0)
         return loss_criterion(self.engine, phase, lambda: rollouts.play(ids, seed))

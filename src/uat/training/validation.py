@@ -37,6 +37,11 @@ class Criterion:
     """Validate the current weights and return the numbers, still on the device."""
     metric: Metric | None
     """The metric that selects the best weights, with its direction; None: the latest weights are the best."""
+    plateau: float | None = None
+    """The value that the best weights must exceed before patience may end the phase; None: patience always may."""
+
+    def left_plateau(self, best: float) -> bool:
+        return self.plateau is None or self.metric is None or self.metric.better(best, self.plateau)
 
 
 def loss_criterion(engine: Engine, phase: Phase, play: Callable[[], Trajectory]) -> Criterion:
@@ -132,8 +137,8 @@ class Validations:
         return more and not self._out_of_patience() and not self.checkpoint.due
 
     def _out_of_patience(self) -> bool:
-        waited = self.progress.epoch - self.progress.best_epoch
-        return self.progress.best_value is not None and waited >= self.train.patience
+        best, waited = self.progress.best_value, self.progress.epoch - self.progress.best_epoch
+        return best is not None and waited >= self.train.patience and self.criterion.left_plateau(best)
 
     def _settle(self, rows: list[dict[str, Any]], validated: PendingValidation) -> str:
         """Keep the weights if they are the best, log the rows, and return a note for the progress display."""

@@ -10,13 +10,23 @@ import pytest
 
 from uat.domains.rule.world import RuleConfig
 from uat.evaluation.scores import Score, setting_of
-from uat.paper.report.binding_tables import Reached, binding_tables, parameters, rates_table, ratio, reached
+from uat.methods import METHODS
+from uat.paper.report.binding_tables import (
+    Reached,
+    binding_tables,
+    parameters,
+    plus_table,
+    rates_table,
+    ratio,
+    reached,
+)
+from uat.paper.report.family_tables import BASELINES, binding_family_table
 from uat.paper.report.figures import draw_binding
 from uat.paper.report.rows import Rows
 from uat.paper.studies import binding
 from uat.paper.studies.binding import BINDING, RATE_SEED, RATES, WAYS, WIDTHS, Way, main_sweep, rate_sweep, world_sweep
 from uat.paper.studies.cells import Sweep, build_cell
-from uat.paper.studies.grids import STUDIES
+from uat.paper.studies.grids import GATED, STUDIES
 
 LATE, PAPER, PREVIOUS = Way("observation", "late"), Way("observation", "early"), Way("transition", "none")
 
@@ -66,7 +76,7 @@ def test_the_seed_that_chose_a_rate_is_not_among_those_that_judge_it() -> None:
         curve(LATE, sweep, RATE_SEED, (50, 0.5), (100, 0.9)),
     )
     assert reached(rows, sweep, "uat-late", 0.8) == Reached((300.0,), 300)
-    assert reached(rows, sweep, "uat-late", 0.8, chooses=True) == Reached((100.0,), 100)
+    assert reached(rows, sweep, "uat-late", 0.8, chooses=(RATE_SEED,)) == Reached((100.0,), 100)
     table = rates_table(rows)
     assert table is not None
     assert table.rows[0] == ["10", "observation", "late", "", "100", "", "0.001"]
@@ -142,6 +152,55 @@ def test_the_best_rate_is_the_one_with_the_fewest_updates() -> None:
     table = rates_table(rows_of(*curves))
     assert table is not None
     assert table.rows[0] == ["10", "observation", "late", "> 100", "100", "> 100", "0.001"]
+
+
+def test_the_way_of_uat_plus_is_the_one_with_the_fewest_updates_on_seeds_of_its_own() -> None:
+    found = {(LATE, 200): 100, (LATE, 201): 200, (PAPER, 200): 300, (PAPER, 201): None, (PAPER, 0): 50}
+    curves = [
+        curve(way, main_sweep(way, 10), seed, (50, 0.9 if at == 50 else 0.5), (at or 400, 0.8 if at is None else 0.9))
+        for (way, seed), at in found.items()
+    ]
+    table = plus_table(rows_of(*curves))
+    assert table is not None
+    assert table.head == ["gates and tokens", "mean", "to 80%", "to 50%", "end, %"]
+    assert table.rows == [
+        ["width 10: late gates, observation", "150", "150 [100, 200]", "150 [100, 200]", "90.0 [90.0, 90.0]"],
+        [
+            "width 10: early gates, observation",
+            "≥ 350",
+            "> 400 [300, 300; 1 of 2]",
+            "350 [300, 400]",
+            "85.0 [80.0, 90.0]",
+        ],
+    ]
+    shorter = [{**row, "setting": f"{row['setting']},train.epochs=400".removeprefix("default,")} for row in curves]
+    assert plus_table(rows_of(*shorter)) == table
+    [judged] = [t for t in binding_tables(rows_of(*curves)) if t.name == "binding-10-80"]
+    assert dict(zip(judged.head, judged.rows[0], strict=True))["early"] == "50"
+    assert {cell.config.seed for cell in STUDIES["plus"].cells("quick")} == {200, 201}
+    assert plus_table(rows_of()) is None
+
+
+def five(way: Way, *updates: int | None) -> list[dict[str, Any]]:
+    """Curves of seeds that reached the goal after these updates, or not in 8,000."""
+    sweep = main_sweep(way, 10)
+    ends = [(at or 8000, 0.5 if at is None else 0.9) for at in updates]
+    return [curve(way, sweep, seed, (50, 0.5), end) for seed, end in enumerate(ends)]
+
+
+def test_families_of_binding_compare_ranks_and_count_what_is_not_measured() -> None:
+    """Five seeds that are all faster than five others: p = 2 / C(10, 5) = 0.0079, times the size of the family."""
+    seeds = five(LATE, 100, 110, 120, 130, 140) + five(BASELINES["adt-prev"], 500, 600, None, 700, 800)
+    table = binding_family_table(rows_of(*seeds))
+    assert table is not None
+    count = len(BASELINES) * len([name for name in GATED if name in METHODS])
+    [line] = [row for row in table.rows if "uat-late against" in str(row[0])]
+    assert line[0] == "width 10: uat-late against adt-prev"
+    assert str(line[1]).startswith("≥ ")
+    assert line[2:] == ["0.008", f"{2 / 252 * count:.3f}", "5"]
+    assert f"The least p (Holm) that 5 seeds can give is {2 / 252 * count:.3f}" in table.note
+    assert binding_family_table(rows_of(*five(LATE, 100))) is None
+    assert "The least p" not in str(binding_family_table(rows_of(*five(LATE, *[100] * 7), *five(PREVIOUS, *[300] * 7))))
 
 
 def test_every_way_is_a_cell_at_every_width() -> None:

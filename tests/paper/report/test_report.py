@@ -17,8 +17,10 @@ from tests.builders import call
 from uat.cli import main
 from uat.data.markets import prepared
 from uat.data.markets.synthetic import Size, generate
+from uat.methods import METHODS
 from uat.metrics import Metric, Score
 from uat.paper.report.__main__ import main as plain_main
+from uat.paper.report.family_tables import boundary_family_table, main_family_table, planned
 from uat.paper.report.figures import MissingError, draw_curves, draw_gate, reach
 from uat.paper.report.rows import Number, Rows, chosen_data, of_data, of_one_device, split_data
 from uat.paper.report.score_tables import metrics_of, pairs_table, rivals_table, score_table, signed
@@ -33,6 +35,7 @@ from uat.paper.report.study_tables import (
 from uat.paper.report.tables import Entry, Table, ranked
 from uat.paper.studies import STUDIES, Reproduce, reproduce
 from uat.paper.studies.files import merge
+from uat.paper.studies.grids import BOUNDARY
 from uat.paper.studies.reproduce import cells_of
 from uat.rows import EFFICIENCY, SCORES
 from uat.tensor_files import write_tensors
@@ -202,6 +205,44 @@ def test_the_table_of_pairs_counts_significant_differences(p: float, said: str) 
     assert table is not None
     assert said in table.note
     assert "gradual: vanilla against uat" in table.markdown()
+
+
+def test_families_compare_uat_with_every_baseline_and_correct_for_all_of_them() -> None:
+    """Two pairs of a larger family, all of which Holm's method counts. Differences are UAT minus the baseline."""
+    place = {"domain": "darkroom", "task": "gradual", "setting": "default", "metric": "accuracy", "n": 8}
+    pairs = [
+        {**place, "method": "adt", "other": "uat", "difference": -0.2, "low": -0.3, "high": -0.1, "p": 0.001}
+        | {"p_holm": 0.5, "seeds": [0, 1]},
+        {**place, "method": "uat", "other": "vanilla", "difference": 0.45, "low": -0.1, "high": 1.0, "p": 0.1}
+        | {"p_holm": 0.5, "seeds": [0]},
+        {**place, "method": "uat", "other": "uat-no-kv", "difference": 9.0, "low": 8.0, "high": 10.0, "p": 0.0}
+        | {"p_holm": 0.0, "seeds": [0]},
+    ]
+    table = main_family_table(rows_of(*TWO_SEEDS, pairs=pairs), "darkroom")
+    assert table is not None
+    family = planned("darkroom", METHODS.own)
+    assert ("uat-late", "dpt") in family
+    assert not {"uat-no-kv", "iql", "uat"} & {other for _, other in family}
+    assert table.rows == [
+        ["gradual: uat against vanilla", "+0.450", "[−0.100, +1.000]", "0.100", "1.000", "1"],
+        ["gradual: uat against adt", "+0.200", "[+0.100, +0.300]", "0.001", f"{len(family) / 1000:.3f}", "2"],
+    ]
+    assert f"the {len(family)} comparisons" in table.note
+    assert "1 of these 2 differences is significant" in table.note
+    assert main_family_table(rows_of(*TWO_SEEDS), "darkroom") is None
+
+
+def test_families_under_degraded_feedback_are_one_for_each_kind() -> None:
+    place = {"domain": "darkroom", "task": "gradual", "metric": "accuracy", "n": 8, "seeds": [0], "p_holm": 0.1}
+    own = {"method": "uat", "other": "vanilla", "difference": 0.4, "low": 0.3, "high": 0.5, "p": 0.005}
+    noisy = {**place, **own, "setting": "feedback.noise=2.0"}
+    assert boundary_family_table(rows_of(pairs=[{**place, **own, "setting": "default"}]), "darkroom") is None
+    table = boundary_family_table(rows_of(pairs=[noisy]), "darkroom")
+    assert table is not None
+    size = len(planned("darkroom", BOUNDARY))
+    assert table.rows == [
+        ["σ = 2: uat against vanilla", "+0.400", "[+0.300, +0.500]", "0.005", f"{0.005 * size:.3f}", "1"]
+    ]
 
 
 def market_score(method: str, metric: str, value: float) -> dict[str, Any]:

@@ -34,6 +34,7 @@ class MovieLens(Domain):
 
     name = "movielens"
     train_tasks = ("movielens",)
+    plateau = "no-feedback"
     metrics = (
         *(Metric(name=name, label=name.upper()) for name in ("hr@10", "ndcg@10", "hr@20", "ndcg@20")),
         *(Metric(name=f"drawn_{n}", label=f"{n.upper()}, one draw") for n in ("hr@10", "ndcg@10", "hr@20", "ndcg@20")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -20,6 +21,8 @@ from uat.paper.studies.binding import (
     ELSEWHERE,
     GATES,
     OTHER_WORLDS,
+    PLUS_SEEDS,
+    PLUS_WAYS,
     RATE_SEED,
     RATES,
     SHARES,
@@ -36,6 +39,8 @@ from uat.paper.studies.cells import Sweep, build_cell
 PRIMARY = SHARES[-1]
 REFERENCE = Way("observation", "early")
 """The paper's UAT, to which others are compared."""
+CHOOSING = (RATE_SEED, *PLUS_SEEDS)
+"""Seeds that choose a setting, and are in no other number."""
 DRAWS = 2000
 """Bootstrap draws of a ratio's interval."""
 ABOUT = (
@@ -64,12 +69,12 @@ class Reached(NamedTuple):
         return f"{text} [{min(there):,.0f}, {max(there):,.0f}{missing}]"
 
 
-def reached(rows: Rows, sweep: Sweep, method: str, share: float, *, chooses: bool = False) -> Reached | None:
+def reached(rows: Rows, sweep: Sweep, method: str, share: float, *, chooses: Sequence[int] = ()) -> Reached | None:
     """Return the updates that each seed took; None if nothing was measured, or the filter was not.
 
-    chooses: take the seed that chooses the rates; otherwise the other seeds, which judge them.
+    chooses: take these seeds, which choose a setting; otherwise all seeds that choose nothing, which judge.
     """
-    curves, ceiling = _curves(rows, sweep, method, chooses=chooses), sweep_points(rows, sweep, CEILING, "accuracy")
+    curves, ceiling = _curves(rows, sweep, method, chooses), sweep_points(rows, sweep, CEILING, "accuracy")
     if not curves or ceiling is None:
         return None
     goal = _chance(sweep) + share * (ceiling.mean - _chance(sweep))
@@ -77,9 +82,10 @@ def reached(rows: Rows, sweep: Sweep, method: str, share: float, *, chooses: boo
     return Reached(tuple(updates), max(int(curve["points"][-1][0]) for curve in curves))
 
 
-def _curves(rows: Rows, sweep: Sweep, method: str, *, chooses: bool) -> list[dict[str, Any]]:
-    """Return the curves of one of the two studies. At the chosen rate, and at the recipe's, both have one setting."""
-    return [curve for curve in sweep_curves(rows, sweep, method) if (curve["seed"] == RATE_SEED) == chooses]
+def _curves(rows: Rows, sweep: Sweep, method: str, chooses: Sequence[int] = ()) -> list[dict[str, Any]]:
+    """Return the curves of the seeds that choose, or of those that judge: settings may be the same in both."""
+    curves = sweep_curves(rows, sweep, method)
+    return [c for c in curves if (c["seed"] in chooses if chooses else c["seed"] not in CHOOSING)]
 
 
 def _chance(sweep: Sweep) -> float:
@@ -163,7 +169,7 @@ def rates_table(rows: Rows) -> Table | None:
         for way in WAYS:
             at = {rate: rate_sweep(way, width, rate) for rate in RATES}
             times = {
-                rate: [reached(rows, sweep, way.method, share, chooses=True) for share in SHARES]
+                rate: [reached(rows, sweep, way.method, share, chooses=(RATE_SEED,)) for share in SHARES]
                 for rate, sweep in at.items()
             }
             if not any(any(pair) for pair in times.values()):
@@ -183,9 +189,48 @@ def rates_table(rows: Rows) -> Table | None:
 
 def _order(rows: Rows, sweep: Sweep, way: Way, times: Sequence[Reached | None]) -> tuple[float, float, float]:
     """Smaller is better: updates to 80 %, then to 50 %, then the last accuracy."""
-    curves = _curves(rows, sweep, way.method, chooses=True)
+    curves = _curves(rows, sweep, way.method, (RATE_SEED,))
     to = [math.inf if r is None else float(np.median(r.updates)) for r in times]
     return to[1], to[0], -curves[0]["points"][-1][1] if curves else math.inf
+
+
+def plus_table(rows: Rows) -> Table | None:
+    """The ways among which `uat-plus` is chosen, at each width the one with the fewest updates to 80 % first.
+
+    Trainings may be shorter than the recipe's, or judged more often, as long as all of them are.
+    """
+    rows = replace(rows, curves=[{**row, "setting": _at_any_length(row["setting"])} for row in rows.curves])
+    body: list[list[Entry | str]] = []
+    for width in WIDTHS:
+        measured: list[tuple[float, list[Entry | str]]] = []
+        for way in PLUS_WAYS:
+            sweep = main_sweep(way, width)
+            times = [reached(rows, sweep, way.method, share, chooses=PLUS_SEEDS) for share in SHARES]
+            if (last := times[-1]) is None:
+                continue
+            ends = [100 * curve["points"][-1][1] for curve in _curves(rows, sweep, way.method, PLUS_SEEDS)]
+            mean = float(np.minimum(last.updates, last.most).mean())
+            bound = "≥ " if any(map(math.isinf, last.updates)) else ""
+            end = f"{np.mean(ends):.1f} [{min(ends):.1f}, {max(ends):.1f}]"
+            line: list[Entry | str] = [f"{bound}{mean:,.0f}", *(str(t) for t in reversed(times)), end]
+            measured.append((mean, [f"width {width}: {way.gates} gates, {way.tokens}", *line]))
+        body += [line for _, line in sorted(measured, key=lambda pair: pair[0])]
+    if not body:
+        return None
+    return Table(
+        name="plus",
+        title="Gates and tokens among which uat-plus is chosen",
+        note=f"Seeds {' and '.join(map(str, PLUS_SEEDS))}, which are in no other number. {ABOUT.format(share=PRIMARY)} "
+        "Mean: over seeds; ≥: a training that never got there counts in full. End: the last validation accuracy.",
+        head=["gates and tokens", "mean", *(f"to {share:.0%}" for share in reversed(SHARES)), "end, %"],
+        rows=body,
+    )
+
+
+def _at_any_length(setting: str) -> str:
+    """Remove the length of training and the interval of validations from a column "setting"."""
+    kept = [part for part in setting.split(",") if not part.startswith(("train.epochs=", "train.validate_every="))]
+    return ",".join(kept) or "default"
 
 
 @lru_cache(maxsize=64)

@@ -17,7 +17,7 @@ from uat.domains import DOMAINS
 from uat.files import check_name, write_atomically
 from uat.lock import locked
 from uat.methods import METHODS
-from uat.paper.report import binding_tables, score_tables, study_tables
+from uat.paper.report import binding_tables, family_tables, score_tables, study_tables
 from uat.paper.report.figures import DRAWINGS, STYLE, Drawing, MissingError, need_matplotlib
 from uat.paper.report.rows import Rows
 from uat.paper.report.tables import Table
@@ -98,6 +98,7 @@ def tables_of(rows: Rows, study: str) -> list[Table]:
             for domain in DOMAINS:
                 result += score_tables.domain_tables(rows, domain, lambda m: not METHODS[m].ablation, "main")
                 result.append(score_tables.rivals_table(rows, domain, lambda m: not METHODS[m].ablation))
+                result.append(family_tables.main_family_table(rows, domain))
                 result.append(score_tables.pairs_table(rows, domain))
             result.append(score_tables.aggregate_table(rows))
         case "ablation":
@@ -107,10 +108,14 @@ def tables_of(rows: Rows, study: str) -> list[Table]:
         case "boundary":
             for domain in DOMAINS:
                 result += study_tables.boundary_tables(rows, domain)
+                result.append(family_tables.boundary_family_table(rows, domain))
         case "binding":
             result += binding_tables.binding_tables(rows)
+            result.append(family_tables.binding_family_table(rows))
         case "binding-rates":
             result.append(binding_tables.rates_table(rows))
+        case "plus":
+            result.append(binding_tables.plus_table(rows))
         case "mechanism":
             result += [
                 study_tables.attention_table(rows),

@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from uat.methods import METHODS
 from uat.paper.studies.cells import Sweep
 
 TOKENS = ("observation", "previous", "feedback", "transition", "two")
@@ -28,6 +29,8 @@ RATES = (3e-4, 1e-3, 3e-3)
 """Learning rates among which each way of binding has its own."""
 RATE_SEED = 100
 """Seed of the trainings that choose the rates."""
+PLUS_SEEDS = (200, 201)
+"""Seeds of the trainings that choose the gates and tokens of `uat-plus`."""
 SHARES = (0.5, 0.8)
 """Shares of the way from chance to the filter; the last one is the primary endpoint."""
 OTHER_WORLDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -84,13 +87,24 @@ ELSEWHERE = tuple(
         ("two", "none"),
         ("observation", "early"),
         ("observation", "late"),
+        ("transition", "early"),
         ("transition", "late"),
     )
 )
 """Ways that are compared in other worlds, too."""
+PLUS_WAYS = tuple(
+    Way(tokens, gates) for tokens in ("observation", "previous", "transition") for gates in ("early", "late")
+)
+"""Ways among which `uat-plus` is chosen."""
 
 CHOSEN_RATES: dict[tuple[str, str, int], float] = {}
 """(tokens, gates, width) -> best rate, from the table of `uat reproduce binding-rates`; absent: the recipe's 1e-3."""
+
+
+def gated_way(method: str) -> Way:
+    """The way of binding that a method with gates is."""
+    config = METHODS[method].configure()
+    return Way(config.tokens, config.binding)
 
 
 def main_sweep(way: Way, width: int) -> Sweep:
@@ -116,4 +130,5 @@ BINDING = (
     *(main_sweep(way, width) for width in WIDTHS for way in WAYS),
     *(world_sweep(way, label) for label in OTHER_WORLDS for way in ELSEWHERE),
 )
+PLUS = tuple(main_sweep(way, width) for width in WIDTHS for way in PLUS_WAYS)
 BINDING_RATES = tuple(rate_sweep(way, width, rate) for width in WIDTHS for way in WAYS for rate in RATES)

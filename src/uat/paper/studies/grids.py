@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from uat.domains import DOMAINS
 from uat.methods import METHODS
-from uat.paper.studies.binding import BINDING, BINDING_RATES, RATE_SEED
+from uat.paper.studies.binding import BINDING, BINDING_RATES, PLUS, PLUS_SEEDS, RATE_SEED
 from uat.paper.studies.cells import SEEDS, Cell, Filter, Sweep, merged
 from uat.recipes import family
 
@@ -42,6 +42,11 @@ def is_main_method(method: str) -> bool:
     return not METHODS[method].ablation
 
 
+def is_baseline(method: str) -> bool:
+    """Whether the method is one that UAT is compared with: not a variant of UAT."""
+    return is_main_method(method) and family(method) != "uat"
+
+
 def with_ablations(name: str) -> Callable[[str], bool]:
     """Whether a method is this one or one of its ablations."""
     return lambda method: family(method) == name and (METHODS[method].ablation or method == name)
@@ -62,6 +67,9 @@ PAIR = among("vanilla", "uat")
 BOUNDARY = ("uat", "uat-late", "uat-plus", "adt", "adt-prev", "dt-actions", "vanilla")
 """Methods that are trained with corrupted feedback, in the order of the tables; a name that the registry does not have
 is left out."""
+
+GATED = ("uat", "uat-late", "uat-plus")
+"""Methods whose comparisons with every baseline, in one task, are a family of hypotheses; likewise."""
 
 REWARDS: dict[str, dict[str, object]] = {
     "clean": {},
@@ -123,6 +131,11 @@ STUDIES: dict[str, Study] = {
         summary="the learning rate of each way of binding, chosen on a seed of its own (ours)",
         sweeps=BINDING_RATES,
         seeds=dict.fromkeys(SEEDS, (RATE_SEED,)),
+    ),
+    "plus": Study(
+        summary="the gates and tokens of uat-plus, chosen by validation on rule, on seeds of their own (ours)",
+        sweeps=PLUS,
+        seeds=dict.fromkeys(SEEDS, PLUS_SEEDS),
     ),
     "mechanism": Study(
         summary="attention after a shift of the goal, gates by market regime, and the speed of adaptation",
