@@ -71,8 +71,9 @@ class Blind(Drawn):
 def registered() -> Iterator[None]:
     """Register both environments, and take away all that a test adds."""
     known, before = dict(gymnasium.registry), DOMAINS.loaded()
-    gymnasium.register("Drawn-v0", entry_point=Drawn, max_episode_steps=20)
-    gymnasium.register("Blind-v0", entry_point=Blind, max_episode_steps=20)
+    for kind in (Drawn, Blind):
+        made: Any = kind
+        gymnasium.register(f"{kind.__name__}-v0", entry_point=made, max_episode_steps=20)
     yield
     for name in DOMAINS.loaded().keys() - before.keys():
         del DOMAINS[name]
