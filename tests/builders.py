@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -15,10 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from uat.clock import NO_ACTION
+from uat.config import RunConfig
 from uat.episode import Batch, Step, Trajectory
 from uat.methods import METHODS, Policy
 from uat.methods.uat import UAT, UATConfig
 from uat.methods.vanilla import Vanilla, VanillaConfig
+from uat.runs import Run, save_policy
 from uat.spec import Assets, Box, Discrete, Items, Named, Observations, Spec, Vector, Weights
 from uat.training.surroundings import seeded
 
@@ -146,6 +149,15 @@ def vanilla_of(uat: UAT) -> Vanilla:
     weights = uat.state_dict()
     vanilla.load_state_dict({name: weights[name][: len(own)] for name, own in vanilla.state_dict().items()})
     return vanilla
+
+
+def untrained(config: RunConfig, folder: Path) -> Run:
+    """A run folder whose policy has its first weights."""
+    run = Run.create(config, folder)
+    with seeded(config.seed, CPU):
+        policy = METHODS[config.method_name].build(config.build_domain().spec, config.method)
+    save_policy(run.file("policy.safetensors"), policy, config.method_name, domain=config.domain)
+    return run
 
 
 # ---------------------------------------------------------------- episodes

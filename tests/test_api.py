@@ -57,6 +57,7 @@ PUBLIC = [
     "save",
     "train",
     "train_together",
+    "watch",
 ]
 """A name that leaves this list breaks users' code; a name that joins it is kept forever."""
 

@@ -136,7 +136,7 @@ def test_a_boolean_setting_has_a_flag_for_each_value(capsys: Captured) -> None:
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("frobnicate", "unknown command 'frobnicate'; known: list, train, evaluate, audit, demo"),
+        ("frobnicate", "unknown command 'frobnicate'; known: list, train, evaluate, audit, watch, demo"),
         ("trian darkroom", "unknown command 'trian'; did you mean 'train'?"),
         ("--verison", "--verison"),
         ("train", "name a domain"),
@@ -287,7 +287,7 @@ def test_code_in_a_run_folder_is_imported_only_if_the_command_says_so(
     for key, section in (("domain_name", "domain"), ("method_name", "method")):
         (tmp_path / key).mkdir()
         (tmp_path / key / "config.json").write_text(json.dumps({**config, key: "python:evil:Thing", section: {}}))
-        for verb in ("evaluate", "audit"):
+        for verb in ("evaluate", "audit", "watch"):
             said = refused(capsys, verb, key)
             assert "python:evil:Thing is code, which is imported only if you say so: --trust" in said
             assert not trace.exists()

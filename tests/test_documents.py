@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import uat
+from tests.test_readme import quickened, shell_commands
+from uat.cli import main
 from uat.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
@@ -61,6 +63,23 @@ def test_a_world_without_an_expert_is_trained_as_its_page_says(tmp_path: Path) -
     value = re.search(r"value=([\d.]+)", done.stdout)
     assert value is not None, done.stdout
     assert float(value[1]) > 0.95  # one of three arms at random in each of five steps pays in 0.87 of the episodes
+
+
+def test_commands_about_evaluation_run_in_the_order_of_their_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    for text in re.findall(r"^```bash\n(.*?)^```$", page, re.DOTALL | re.MULTILINE):
+        for words in shell_commands("bash", text):
+            main(quickened(words)[1:])
+    main(["evaluate", "runs/CartPole-v1-uat-smoke-0", "--episodes", "4"])
+    said = capsys.readouterr().out
+    assert "validation/length" in said
+    assert "success" not in said, "CartPole reports none"
+    assert "nan" not in said
+    assert {file.name for file in tmp_path.iterdir()} == {"runs", "curves.svg", "pole.gif"}
+    assert (tmp_path / "runs" / "darkroom-uat-smoke-0" / "watch.gif").exists()
 
 
 def test_the_index_lists_every_page() -> None:

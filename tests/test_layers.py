@@ -106,7 +106,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "numerics",
     },
     "evaluation": {
+        "adapters",
         "checks",
+        "feedback",
         *ON_DISK,
         "settings",
         "threads",

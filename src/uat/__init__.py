@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from uat.domains import DOMAINS, Domain, DomainEntry, register_domain
     from uat.episode import Batch, Step, Trajectory
     from uat.evaluation import audit, evaluate
+    from uat.evaluation.watching import watch
     from uat.feedback import FeedbackConfig, corrupt
     from uat.logs import episodes
     from uat.methods import METHODS, Method, Policy, register_method
@@ -74,6 +75,7 @@ __all__ = [
     "save",
     "train",
     "train_together",
+    "watch",
 ]
 
 _PLACES = {
@@ -83,6 +85,7 @@ _PLACES = {
     "domains": ("DOMAINS", "Domain", "DomainEntry", "register_domain"),
     "episode": ("Batch", "Step", "Trajectory"),
     "evaluation": ("audit", "evaluate"),
+    "evaluation.watching": ("watch",),
     "feedback": ("FeedbackConfig", "corrupt"),
     "logs": ("episodes",),
     "methods": ("METHODS", "Method", "Policy", "register_method"),

@@ -24,6 +24,8 @@ from uat.data import SOURCES, archives
 from uat.domains import DOMAINS
 from uat.evaluation.auditing import audit_run
 from uat.evaluation.comparison import compare
+from uat.evaluation.curve_figure import check_figure, draw_curves
+from uat.evaluation.curves import compare_curves, curve_rows
 from uat.evaluation.scores import what_is_unfinished
 from uat.evaluation.tables import LEGEND, difference_rows, method_rows, print_rows, score_rows
 from uat.methods import METHODS
@@ -75,6 +77,8 @@ class Evaluate:
     """Show each run on its own line as well, not only the mean over seeds."""
     unfinished: bool = False
     """Accept runs whose training has not finished, and score their best weights so far."""
+    curves: Path | None = None
+    """File for a figure of what policies earn at each step of an episode (SVG, PNG or PDF), with a table."""
     device: Device = None
     """Device to run on; unset: CUDA if available."""
     threads: int | None = None
@@ -103,6 +107,28 @@ class Audit:
     """Allow importing code that a run folder names, such as python:bandit:Bandit."""
     json: bool = False
     """Print JSON rows, one per run and channel, instead of a table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """Play test episodes with a trained policy, and write them to a film with a caption under each frame."""
+
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """Run folder."""
+    episodes: int = 1
+    """Number of episodes to play."""
+    seed: int | None = None
+    """Seed of other worlds; unset: the first test episodes."""
+    out: Path | None = None
+    """File that ends in .gif or .mp4 (which needs imageio-ffmpeg); unset: watch.gif in the run folder."""
+    fps: int = 20
+    """Frames per second, one frame for each step."""
+    max_steps: int | None = None
+    """Steps after which an episode is cut off; unset: its end."""
+    trust: bool = False
+    """Allow importing code that a run folder names, such as python:bandit:Bandit."""
+    json: bool = False
+    """Print JSON instead of a table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,7 +251,8 @@ def run_train(args: list[str]) -> None:
         return  # only the first of several processes prints
     best = best_epoch(run)
     summary = {"run": str(run.path), "identity": config.identity(), "best_epoch": best["epoch"]}
-    summary |= {name: value for name, value in best.items() if name.startswith("validation/")}
+    scores = {name: value for name, value in best.items() if name.startswith("validation/")}
+    summary |= {name: value for name, value in scores.items() if options.json or not math.isnan(value)}
     print_rows([summary], as_json=options.json)
 
 
@@ -262,15 +289,24 @@ def run_evaluate(args: list[str]) -> None:
     for run in runs if options.unfinished else []:
         if warning := what_is_unfinished(run):
             say(f"uat: warning: {warning}")
-    summaries = compare([uat.evaluate(run, **how) for run in runs], each=options.each)
+    figure = None if options.curves is None else check_figure(options.curves)
+    evaluations = [uat.evaluate(run, curves=figure is not None, **how) for run in runs]
+    summaries = compare(evaluations, each=options.each)
+    parts = [] if figure is None else compare_curves(evaluations, each=options.each)
+    if figure is not None:
+        draw_curves(parts, figure)
     if options.json:
-        print_rows([to_json(summary) for summary in summaries], as_json=True)
+        print_rows([*map(to_json, summaries), *(part.row() for part in parts)], as_json=True)
     else:
         print_rows(score_rows(summaries), as_json=False)
         show_page(f"\n{LEGEND}")
         if differences := difference_rows(summaries):
             show_page("\nDifferences on the same episodes and seeds [95 % interval], p: chance of one so large\n")
             print_rows(differences, as_json=False)
+        if figure is not None:
+            show_page("\nInside an episode: the mean over the first and the last tenth of its steps\n")
+            print_rows(curve_rows(parts), as_json=False)
+            say(f"figure: {figure}")
 
 
 def run_audit(args: list[str]) -> None:
@@ -289,6 +325,19 @@ def run_audit(args: list[str]) -> None:
     for run, audit in [] if options.json else audits:
         show()
         show(f"{run.path}: {audit.sentence()}")
+
+
+def run_watch(args: list[str]) -> None:
+    from uat.evaluation.watching import watch
+
+    options = parse(Watch, args, "uat watch")
+    [run] = open_runs([options.run], trust=options.trust)
+    how = {name: getattr(options, name) for name in ("episodes", "seed", "fps", "max_steps", "trust")}
+    if warning := what_is_unfinished(run):
+        say(f"uat: warning: {warning}; these are its best weights so far")
+    watched = watch(run, options.out, **how)
+    print_rows(watched.rows, as_json=options.json)
+    say(f"film: {watched.file}")
 
 
 def run_demo(args: list[str]) -> None:
@@ -360,6 +409,7 @@ VERBS: dict[str, Callable[[list[str]], None]] = {
     "train": run_train,
     "evaluate": run_evaluate,
     "audit": run_audit,
+    "watch": run_watch,
     "demo": run_demo,
     "data": run_data,
     "reproduce": run_reproduce,
@@ -372,8 +422,9 @@ USAGE = """usage: uat COMMAND [OPTIONS]
   uat list [methods|domains|recipes|studies]       list methods, domains, recipes or studies
   uat train DOMAIN --method NAME [--preset P] ...  train a policy into a run folder
   uat train gym:ID [--method NAME] ...             the same in a Gymnasium environment, by PPO
-  uat evaluate RUN... [--each] [--json]            score and compare policies beside the Bayes filter
+  uat evaluate RUN... [--each] [--curves FILE] ... score and compare policies beside the Bayes filter
   uat audit RUN... [--json]                        test whether policies are feedback-blind
+  uat watch RUN [--out FILE.gif|FILE.mp4] ...      play test episodes and write them to a film
   uat demo [--out DIR]                             train Vanilla and UAT on DarkRoom, write a page
   uat data check NAME PATH [--json]                describe a file of yours, and whether it can be used
   uat data fetch NAME FOLDER                       download a published data set, such as movielens-1m

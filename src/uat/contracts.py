@@ -233,6 +233,10 @@ class Simulator(Worlds, Generic[World]):
     def close(self) -> None:
         """Free what the worlds hold, such as environments and processes; the next `reset` acquires it again."""
 
+    def frame(self, world: World) -> Any:
+        """Return an image (height, width, 3) of the first world as uint8, for `uat watch`; None: there is none."""
+        return None
+
 
 class Recording(Worlds):
     """Episodes that no action changes, such as those of a log: all steps exist in advance, and agents only read them.

@@ -107,6 +107,9 @@ class CorruptedSimulator(Simulator[CorruptedWorld]):
     def facts(self, world: CorruptedWorld) -> dict[str, Tensor]:
         return self.worlds.facts(world.inner)
 
+    def frame(self, world: CorruptedWorld) -> Any:
+        return self.worlds.frame(world.inner)
+
     def step(self, world: CorruptedWorld, action: Tensor) -> Transition[CorruptedWorld]:
         after = self.worlds.step(world.inner, action)
         true = Told(action=action, reward=after.reward_B, reward_known=after.reward_known_B)
@@ -209,6 +212,9 @@ class CorruptedDomain(Domain):
 
     def summarise(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         return self.clean.summarise(values)
+
+    def curves(self, trajectory: Trajectory) -> dict[str, Tensor]:
+        return self.clean.curves(trajectory)
 
     def references(self) -> Mapping[str, Agent[Any] | Reader]:
         return self.clean.references()

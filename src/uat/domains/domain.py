@@ -14,7 +14,7 @@ from uat.contracts import Agent, Reader, Recording, Simulator
 from uat.episode import Trajectory
 from uat.metrics import Metric
 from uat.noise import derive
-from uat.spec import Spec
+from uat.spec import Discrete, Spec
 
 Split = Literal["train", "validation", "test"]
 
@@ -64,6 +64,20 @@ class Domain(ABC):
 
         Override it for metrics that are not means over episodes.
         """
+        return values
+
+    def curves(self, trajectory: Trajectory) -> dict[str, Tensor]:
+        """Return one value per step (B, T) of each curve inside an episode; NaN: padding, or an undefined value.
+
+        By default: the reward, where it is known, and the accuracy of ids, where there is an expert.
+        """
+        defined_BT, values = trajectory.valid, {}
+        if trajectory.reward_known is not None:
+            defined_BT = defined_BT & trajectory.reward_known
+        values["reward"] = torch.where(defined_BT, trajectory.reward.double(), torch.nan)
+        if trajectory.target is not None and isinstance(self.spec.action, Discrete):
+            right_BT = (trajectory.action == trajectory.target).double()
+            values["accuracy"] = torch.where(trajectory.valid, right_BT, torch.nan)
         return values
 
     def references(self) -> Mapping[str, Agent[Any] | Reader]:

@@ -1,10 +1,13 @@
-"""Score runs: a run's policy and the domain's references play the same test episodes, and every metric is one row."""
+"""Score runs: a run's policy and the domain's references play the same test episodes, and every metric is one row.
+
+With `curves`, the values of each step are kept as well (curves.py).
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,10 @@ from torch import Tensor
 
 from uat.acting import has_expert
 from uat.config import RunConfig, with_oldest_names
+from uat.contracts import Recording
 from uat.domains import DOMAINS, split_seed
 from uat.engines.rollout import AT_ONCE, RolloutRunner, play_all
+from uat.episode import Trajectory
 from uat.evaluation.intervals import interval
 from uat.metrics import Score
 from uat.recipes import recipe
@@ -29,6 +34,10 @@ CEILING, EXPERT, RANDOM = "ceiling", "expert", "random"
 """Names of the references in the column "method"."""
 BLIND = "vanilla"
 """The method at the lower end of the gap to the Bayes filter."""
+PerEpisode = dict[str, dict[str, Tensor]]
+"""method -> metric or curve -> values, one row per episode."""
+Measured = tuple[dict[str, Tensor], dict[str, Tensor]]
+"""Metrics (E,) and curves (E, T) of one method."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +45,13 @@ class Evaluation:
     """Scores of a run: rows, and the values per episode behind them."""
 
     scores: list[Score]
-    episodes: dict[str, dict[str, Tensor]]
+    episodes: PerEpisode
     """method -> metric -> one value per episode, NaN if undefined."""
     config: RunConfig
     finished: bool = True
     """Whether the training is complete."""
+    curves: PerEpisode = field(default_factory=dict)
+    """method -> curve -> one value per episode and step (E, T), NaN if undefined; empty unless `evaluate` kept them."""
 
     @property
     def block(self) -> float:
@@ -57,6 +68,7 @@ def evaluate(
     episodes: int | None = None,
     references: bool = True,
     unfinished: bool = False,
+    curves: bool = False,
     device: torch.device | str | None = None,
     threads: int | None = None,
     trust: bool = False,
@@ -67,21 +79,22 @@ def evaluate(
     The rows are written to the run's scores.jsonl, and the values per episode beside them. A run whose training is not
     complete is refused unless `unfinished` is set, which scores the best weights so far.
 
+    curves: keep the values of each step (`Domain.curves`) too, and write them to the run's curves.safetensors.
     threads: CPU threads; unset: UAT_THREADS, or one.
     trust: import the code that the run's config names (`python:module:name`); it is refused otherwise.
     domain: the domain object or environment that was handed to `uat.train`, if it has no name.
     """
     run = opened(run, trust=trust, domain=domain)
     with cpu_threads(threads):
-        return _evaluate(run, episodes, references, unfinished, device)
+        return _evaluate(run, episodes, references, unfinished, curves, device)
 
 
 def _evaluate(
-    run: Run, episodes: int | None, references: bool, unfinished: bool, device: torch.device | str | None
+    run: Run, episodes: int | None, references: bool, unfinished: bool, curves: bool, device: torch.device | str | None
 ) -> Evaluation:
     checked(episodes, Episodes | None, "episodes")
-    checked(references, bool, "references")
-    checked(unfinished, bool, "unfinished")
+    for name, value in (("references", references), ("unfinished", unfinished), ("curves", curves)):
+        checked(value, bool, name)
     progress, missing = progress_of(run), what_is_unfinished(run)
     if missing and not unfinished:
         raise RunError(f"{missing}; continue it with --resume, or score the best weights so far with --unfinished")
@@ -90,16 +103,23 @@ def _evaluate(
     count = domain.episode_count("test", config.evaluation.episodes if episodes is None else episodes)
     if episodes not in (None, count):
         raise ValueError(f"episodes={episodes} is not what {config.domain_name} is tested on: all of its {count}")
+    if curves and isinstance(domain.simulator("test", chosen), Recording):
+        raise ValueError(f"curves: {config.domain_name} replays recorded episodes, in which policies earn nothing")
     policy = load_policy(run.path).to(chosen)
     with current(chosen), precision(config.train.precision):
-        values = {config.method_name: _measure(domain, policy, count, chosen)}
+        played = {config.method_name: _measure(domain, policy, count, chosen, curves=curves)}
         if references:
-            values |= reference_episodes(run, count, chosen)
+            played |= _references(run, count, chosen, curves=curves)
+    values, steps = _apart(played)
     numerics = "" if progress is None else progress.numerics or ""
     scores = [row for method, metrics in values.items() for row in rows_of(config, domain, method, metrics, numerics)]
     write_tensors(run.file("episodes.safetensors"), _flat(values), {"split": "test"})
+    if curves:
+        write_tensors(
+            run.file("curves.safetensors"), _flat({config.method_name: steps[config.method_name]}), {"split": "test"}
+        )
     run.write_rows("scores.jsonl", [asdict(score) for score in scores])  # last: a run with rows has all other files
-    return Evaluation(scores, values, config, finished=missing is None)
+    return Evaluation(scores, values, config, finished=missing is None, curves=steps if curves else {})
 
 
 def what_is_unfinished(run: Run) -> str | None:
@@ -147,37 +167,60 @@ def variant_of(config: RunConfig) -> list[str]:
     return changed
 
 
-def reference_episodes(run: Run, count: int, device: torch.device) -> dict[str, dict[str, Tensor]]:
-    """Metrics per episode of the filter, the expert and chance; cached in the run folder.
+def reference_episodes(run: Run, count: int, device: torch.device) -> PerEpisode:
+    """Metrics per episode of the filter, the expert and chance; cached in the run folder."""
+    return {name: metrics for name, (metrics, _) in _references(run, count, device).items()}
+
+
+def _references(run: Run, count: int, device: torch.device, *, curves: bool = False) -> dict[str, Measured]:
+    """Metrics and curves of the references, from the run folder or played again.
 
     References that know the run's corrupted feedback receive it; all others receive true feedback.
     """
-    feedback, file = run.config.feedback, run.file("references.safetensors")
+    feedback = run.config.feedback
     domain, corrupted = run.config.build_true_domain(), run.config.build_domain()
     informed = {} if feedback.is_true else domain.references_under(feedback)
     references = {**domain.references(), **informed}
     agents: dict[str, Any] = dict(references)
     if EXPERT in references or has_expert(domain.simulator("test", device)):
         agents[EXPERT] = references.get(EXPERT)
-    revision = DOMAINS[run.config.domain_name].revision
     key = {
         "domain": run.config.domain_name,
         "config": with_oldest_names(run.config.domain),
         "episodes": count,
-        "revision": revision,
+        "revision": DOMAINS[run.config.domain_name].revision,
         **({"feedback": with_oldest_names(feedback)} if informed else {}),
     }
     with contextlib.suppress(RunError, KeyError):  # missing or damaged: compute again
-        kept, meta = read_tensors(file)
-        numbers = {name: {m.name: kept[f"{name}/{m.name}"] for m in domain.metrics} for name in agents}
-        if meta["key"] == key and all(is_per_episode(x, count) for own in numbers.values() for x in own.values()):
-            return numbers
+        return _kept_references(run, list(agents), domain, key, curves=curves)
     values = {
-        name: _measure(corrupted if name in informed else domain, agent, count, device)
+        name: _measure(corrupted if name in informed else domain, agent, count, device, curves=curves)
         for name, agent in agents.items()
     }
-    write_tensors(file, _flat(values), {"key": key})
+    metrics, steps = _apart(values)
+    write_tensors(run.file("references.safetensors"), _flat(metrics), {"key": key})
+    if curves:
+        write_tensors(run.file("reference_curves.safetensors"), _flat(steps), {"key": key})
     return values
+
+
+def _kept_references(
+    run: Run, names: list[str], domain: Any, key: Mapping[str, Any], *, curves: bool
+) -> dict[str, Measured]:
+    """Read the references' values from the run folder; raise a RunError or KeyError unless they are of this key."""
+    count, steps = key["episodes"], {name: {} for name in names}
+    kept, meta = read_tensors(run.file("references.safetensors"))
+    metrics = {name: {m.name: kept[f"{name}/{m.name}"] for m in domain.metrics} for name in names}
+    if meta["key"] != key or not all(is_per_episode(x, count) for own in metrics.values() for x in own.values()):
+        raise KeyError("of other episodes")
+    if curves:
+        kept, meta = read_tensors(run.file("reference_curves.safetensors"))
+        for place, values in kept.items():
+            name, _, curve = place.partition("/")
+            steps[name][curve] = values
+        if meta["key"] != key or not all(x.dim() == 2 and len(x) == count for x in kept.values()):
+            raise KeyError("of other episodes")
+    return {name: (metrics[name], steps[name]) for name in names}
 
 
 def read_evaluation(run: Run) -> Evaluation:
@@ -213,17 +256,39 @@ def gap_closed(value: float, blind: float, ceiling: float) -> float | None:
     return (value - blind) / (ceiling - blind) if abs(ceiling - blind) > 1e-9 else None
 
 
-def _measure(domain: Any, agent: Any, count: int, device: torch.device) -> dict[str, Tensor]:
-    """Each metric on the test episodes 0 .. count-1."""
-    is_policy = isinstance(agent, torch.nn.Module)
+def _measure(domain: Any, agent: Any, count: int, device: torch.device, *, curves: bool = False) -> Measured:
+    """Each metric on the test episodes 0 .. count-1, and each curve if wanted."""
+    is_policy, steps = isinstance(agent, torch.nn.Module), {}
     player = RolloutRunner(
         agent, domain.simulator("test", device), device=device, sampled=agent is not None and agent.sampled
     )
-    at_once = AT_ONCE if is_policy or agent is None else 128
+    at_once = min(count, AT_ONCE if is_policy or agent is None else 128)
+
+    def measure(trajectory: Trajectory) -> dict[str, Tensor]:
+        for name, values_BT in domain.curves(trajectory).items() if curves else ():
+            steps.setdefault(name, []).append(values_BT.to("cpu", torch.float32, copy=True))
+        return domain.measure(trajectory)
+
     with contextlib.closing(player):
-        values = play_all(player, count, split_seed("test", 0), domain.measure, at_once)
-    return {name: per_episode.cpu() for name, per_episode in domain.summarise(values).items()}
+        values = play_all(player, count, split_seed("test", 0), measure, at_once)
+    metrics = {name: per_episode.cpu() for name, per_episode in domain.summarise(values).items()}
+    return metrics, {name: joined(parts)[:count] for name, parts in steps.items()}
+
+
+def _apart(values: Mapping[str, Measured]) -> tuple[PerEpisode, PerEpisode]:
+    """Split metrics and curves of every method."""
+    return {name: own for name, (own, _) in values.items()}, {name: own for name, (_, own) in values.items()}
 
 
 def _flat(nested: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
     return {f"{method}/{metric}": values for method, metrics in nested.items() for metric, values in metrics.items()}
+
+
+def joined(parts: list[Tensor]) -> Tensor:
+    """Concatenate batches of curves (B, T), filling those of fewer steps up with NaN, without the last undefined steps.
+
+    Worlds on the host stop when their episodes have ended, so that batches may differ in their number of steps.
+    """
+    longest = max(part.shape[1] for part in parts)
+    whole = torch.cat([torch.nn.functional.pad(x, (0, longest - x.shape[1]), value=torch.nan) for x in parts])
+    return whole[:, : int((~whole.isnan()).any(0).nonzero().max()) + 1 if (~whole.isnan()).any() else 1].clone()

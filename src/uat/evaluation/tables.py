@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -67,16 +68,34 @@ LEGEND = "mean ± deviation over seeds [95 % interval over seeds and episodes]; 
 
 
 def score_rows(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
-    """One line per method and task, or per run: one cell per metric, and the gap closed in the first metric."""
+    """One line per method and task, or per run: one cell per metric, and the gap closed in the first metric.
+
+    A metric that is undefined in every line, such as the success where the world reports none, has no column.
+    """
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     gaps: dict[tuple[Any, ...], float | None] = {}
+    defined = {s.metric for s in summaries if not math.isnan(s.value)}
     for s in summaries:
         key = (s.domain, s.task, s.setting, s.n, s.method, s.runs)
-        head = {"task": f"{s.domain}/{s.task}", "setting": s.setting, "preset": s.preset or "-", "method": s.method}
-        row = rows.setdefault(key, {**head, "seeds": list(s.seeds) or None, "episodes": s.n})
-        row[s.metric] = _cell(s)
+        row = rows.setdefault(key, score_head(s))
+        if s.metric in defined:
+            row[s.metric] = score_cell(s)
         gaps.setdefault(key, s.gap_closed)
     return [{**row, "gap closed": gaps[key]} for key, row in rows.items()]
+
+
+def score_head(s: Summary) -> dict[str, Any]:
+    """Return the first columns of a line: what was scored, and on how many seeds and episodes."""
+    head = {"task": f"{s.domain}/{s.task}", "setting": s.setting, "preset": s.preset or "-", "method": s.method}
+    return {**head, "seeds": list(s.seeds) or None, "episodes": s.n}
+
+
+def score_cell(s: Summary) -> str | None:
+    """Return the cell of a metric; None if no episode defines it."""
+    if math.isnan(s.value):
+        return None
+    deviation = "" if s.std is None else f" ± {s.std:.3f}"
+    return f"{s.value:.3f}{deviation} [{s.low:.3f}, {s.high:.3f}]"
 
 
 def difference_rows(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
@@ -88,11 +107,6 @@ def difference_rows(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
             tail = {"less": d.other, "metric": s.metric, "difference": f"{d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}]"}
             rows.setdefault((*head.values(), s.runs, d.other), {**head, "seeds": list(s.seeds), **tail, "p": d.p})
     return list(rows.values())
-
-
-def _cell(s: Summary) -> str:
-    deviation = "" if s.std is None else f" ± {s.std:.3f}"
-    return f"{s.value:.3f}{deviation} [{s.low:.3f}, {s.high:.3f}]"
 
 
 def _text(value: Any) -> str:

@@ -32,6 +32,8 @@ MOVES = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))
 CUE_REACH = 2
 CUE_CHANCE = 0.5
 COIN_CHANCE = 0.5
+FLOOR, BLUE, ORANGE, GREEN = 235, (0, 114, 178), (230, 159, 0), (0, 158, 115)
+"""Colours of a frame."""
 MOST_SIDE = 1000
 BYTES_PER_PAIR = 150
 """Memory for each pair of a cell and a goal while the tables of a room are computed."""
@@ -194,6 +196,14 @@ class DarkRoomSimulator(Simulator[World]):
 
     def facts(self, world: World) -> dict[str, Tensor]:
         return {"position": world.position_B, "goal": self.goal(world)}
+
+    def frame(self, world: World) -> Tensor:
+        """Return one pixel per cell: the agent blue, the goal orange, and green for both on one cell."""
+        goal, position = int(self.goal(world)[0]), int(world.position_B[0])
+        image = torch.full((self.config.size**2, 3), FLOOR, dtype=torch.uint8)
+        image[goal] = torch.tensor(ORANGE, dtype=torch.uint8)
+        image[position] = torch.tensor(GREEN if position == goal else BLUE, dtype=torch.uint8)
+        return image.view(self.config.size, self.config.size, 3)
 
     def goal(self, world: World) -> Tensor:
         return world.goal_BK[:, bisect_right(self.config.shift_steps, world.t)]

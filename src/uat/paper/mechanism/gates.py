@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,8 @@ from numpy.typing import NDArray
 
 from uat.domains import split_seed
 from uat.engines.rollout import RolloutRunner
-from uat.episode import Batch, Trajectory
+from uat.episode import Trajectory
+from uat.evaluation.gates import Floats, gate_norms
 from uat.evaluation.intervals import interval
 from uat.methods import Policy
 from uat.methods.uat import UAT
@@ -27,31 +27,14 @@ from uat.runs import Run, load_policy
 from uat.threads import cpu_threads
 from uat.training.surroundings import pick_device, precision
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 AT_ONCE = 256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GateNorms:
-    rho_BT: Floats
-    g_LBT: Floats
-
-
 def gates_in(policy: Policy) -> UtilityGates | None:
     """The module that turns feedback into gates; None if the policy has none."""
     return policy.utility if isinstance(policy, UAT) else None
-
-
-@torch.no_grad()
-def gate_norms(policy: Policy, batch: Batch) -> GateNorms:
-    """‖ρ_t‖, and ‖g_t‖ of every layer, at every step."""
-    if not isinstance(policy, UAT):
-        raise ValueError(f"{type(policy).__name__} has no gates")
-    gates, last = policy.gates(batch), slice(policy.tokens_per_step - 1, None, policy.tokens_per_step)
-    rho_BT, g_LBT = gates.rho[:, last].norm(dim=-1), gates.known_LBTD[:, :, last].norm(dim=-1)
-    return GateNorms(rho_BT=rho_BT.double().cpu().numpy(), g_LBT=g_LBT.double().cpu().numpy())
 
 
 def gates_by_regime(
