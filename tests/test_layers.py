@@ -124,6 +124,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "training",
         "terminal",
     },
+    "executors": {"files", "threads", "training"},
     "serving": {"threads", "settings", "tensor_files", *CORE_TYPES, "checks", "nn", "methods", "acting", "engines"},
     "flags": set(),
     "bench": {
@@ -153,6 +154,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "domains",
         "engines",
         "evaluation",
+        "executors",
         "flags",
         "lock",
         "manifest",
