@@ -183,17 +183,22 @@ def _create(optuna: Any, file: Path, higher_is_better: bool) -> None:
     """Make the file under another name first, so that a kill leaves no half of it."""
     new = file.with_name(f"{file.name}.new")
     new.unlink(missing_ok=True)
-    with _storage(optuna, new) as storage:
+    with _storage(optuna, new, check=False) as storage:
         direction = "maximize" if higher_is_better else "minimize"
         optuna.create_study(study_name=NAME, storage=storage, direction=direction)
     os.replace(new, file)  # noqa: PTH105 (as in `uat.files`)
 
 
 @contextlib.contextmanager
-def _storage(optuna: Any, file: Path) -> Iterator[Any]:
-    """Open the file; a function connects to it, since a path in a URL would need quoting."""
+def _storage(optuna: Any, file: Path, *, check: bool = True) -> Iterator[Any]:
+    """Open the file; a function connects to it, since a path in a URL would need quoting.
+
+    check: whether the file is one that this version of Optuna can read.
+    """
     connect = partial(sqlite3.connect, file, timeout=WAIT_SECONDS, check_same_thread=False)
-    storage = optuna.storages.RDBStorage("sqlite:///study.db", engine_kwargs={"creator": connect})
+    storage = optuna.storages.RDBStorage(
+        "sqlite:///study.db", engine_kwargs={"creator": connect}, skip_compatibility_check=not check
+    )
     try:
         yield storage
     finally:
