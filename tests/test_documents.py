@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import uat
+from uat.cli import main
 from uat.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
@@ -61,6 +63,23 @@ def test_a_world_without_an_expert_is_trained_as_its_page_says(tmp_path: Path) -
     value = re.search(r"value=([\d.]+)", done.stdout)
     assert value is not None, done.stdout
     assert float(value[1]) > 0.95  # one of three arms at random in each of five steps pays in 0.87 of the episodes
+
+
+def test_the_page_on_tuning_works_as_it_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its commands and its Python share a folder, as for a reader; the trials and their commands are the same."""
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "howto" / "tune.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(bash|python)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert [language for language, _ in blocks] == ["bash", "bash", "python"]
+    for _, text in blocks[:2]:
+        main(shlex.split(text)[1:])
+    printed = capsys.readouterr().out
+    exec(blocks[2][1], {})
+    assert capsys.readouterr().out.startswith(printed[printed.rindex("trial  state") :])
+    shown = re.findall(r"^ *\d  done .*$", page, re.MULTILINE)
+    assert [line.split()[4:] for line in shown] == [line.split()[4:] for line in printed.splitlines()[2:4]]
 
 
 def test_the_index_lists_every_page() -> None:

@@ -459,7 +459,7 @@ class TuneOptions:
     domain_name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DOMAIN")]
     """Domain, such as darkroom; or your own code as python:MODULE:CLASS."""
     space: tuple[str, ...] = ()
-    """What varies, as NAME=VALUES: train.lr=1e-4..3e-3:log, method.num_layers=1..4, method.d_model=32,64,128 or
+    """Settings that vary, as NAME=VALUES: train.lr=1e-4..3e-3:log, method.num_layers=1..4, method.d_model=32,64,128 or
     method.context=none,64. Unset: learning rates, width, context, and the entropy bonus of ppo."""
     trials: int = 20
     """Number of trials in the folder; a larger number adds some."""

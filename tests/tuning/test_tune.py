@@ -121,7 +121,7 @@ def test_a_trial_that_diverges_fails_and_the_others_go_on(tmp_path: Path) -> Non
 def test_hopeless_trials_are_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five trials run to their end; the sixth is below their median after its first validation, the seventh above."""
     judged(monkeypatch, *[0.5, 0.6] * 5, 0.1, 0.7, 0.2)
-    sweep = small(tmp_path, trials=7, prune=True)
+    sweep = tune(tiny(train__epochs=2, train__validate_every=1), tmp_path, space=SPACE, trials=7, prune=True)
     assert [t.state for t in sweep.trials] == ["done"] * 5 + ["pruned", "done"]
     assert (sweep.trials[5].value, sweep.best.number, sweep.best.value) == (0.1, 6, 0.7)
 
@@ -136,9 +136,7 @@ def test_an_interrupted_sweep_gives_the_trials_of_an_undisturbed_one(
     undisturbed = small(tmp_path / "a", trials=12)
     assert sum(undisturbed.importance.values()) == pytest.approx(1)
     assert "importance: " in str(undisturbed)
-    assert undisturbed.best.value == max(
-        peak(Trial(number=0, base=tiny(), settings=t.settings, folder=tmp_path)) for t in undisturbed.trials
-    )
+    assert undisturbed.best.value == max(t.value for t in undisturbed.trials if t.value is not None)
 
     def stopped(trial: Trial) -> float:
         if trial.number == 10:
@@ -185,7 +183,7 @@ def test_settings_that_were_tried_are_not_trained_again(
     tmp_path: Path, answered: Callable[[Answer], list[int]]
 ) -> None:
     begun = answered(lambda trial: float(trial.settings["method.d_model"]))
-    sweep = small(tmp_path, space=["method.d_model=8,16"], trials=6)
+    sweep = small(tmp_path, space=["method.d_model=8,16"], trials=4)
     assert len(begun) == 2
     assert [t.value for t in sweep.trials] == [float(t.settings["method.d_model"]) for t in sweep.trials]
     assert {sweep.folder(t).name for t in sweep.trials} == {f"{number:03d}" for number in begun}

@@ -60,6 +60,7 @@ def run_jobs(
             ready = set(wait(list(busy), timeout=poll_seconds))
             for worker in [worker for line, worker in busy.items() if line in ready]:
                 index, outcome = worker.job, _receive(worker)
+                assert index is not None
                 worker.job = None
                 yield index, outcome
                 if (job := next(todo, None)) is not None:

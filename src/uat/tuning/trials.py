@@ -47,15 +47,14 @@ def train_trial(trial: Trial, device: torch.device, progress: Note, *, study: Pa
     config = override(trial.base, trial.settings)
     run, metric = Run(trial.folder, config), metric_of(config)
     with contextlib.ExitStack() as kept:
-        shown: Any = progress.begin
-        if study is not None:
-            compared = kept.enter_context(Study.opened(study))
+        compared = None if study is None else kept.enter_context(Study.opened(study))
 
-            def shown(label: str, total: int) -> Progress:
-                return Compared(progress.begin(label, total), compared, trial.number, run, metric.name)
+        def show(label: str, total: int) -> Progress:
+            own = progress.begin(label, total)
+            return own if compared is None else Compared(own, compared, trial.number, run, metric.name)
 
         try:
-            train(config, trial.folder, resume=True, device=device, progress=shown)
+            train(config, trial.folder, resume=True, device=device, progress=show)
         except HopelessError:
             return [{}]
     best = best_epoch(run)
