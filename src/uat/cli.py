@@ -388,10 +388,10 @@ def run_bench(args: list[str]) -> None:
 VERBS: dict[str, Callable[[list[str]], None]] = {
     "list": run_list,
     "train": run_train,
-    "tune": run_tune,
     "evaluate": run_evaluate,
     "audit": run_audit,
     "demo": run_demo,
+    "tune": run_tune,
     "data": run_data,
     "reproduce": run_reproduce,
     "report": run_report,
