@@ -36,12 +36,12 @@ ROOT = Path(uat.__file__).parent
 ALLOWED = {
     "engines/triton/play.py": "a compiled kernel of Triton, or its interpreter",
     "engines/warm_up.py": "Triton's own objects, which differ by version; named tuples",
+    "executors/workers.py": "not every system has pthread_sigmask",
     "files.py": "not every system has O_NOFOLLOW",
     "memory.py": "not every system has sysconf",
     "nn/heads.py": "a user's linear map may have no bias",
     "nn/shifted.py": "a user's linear map may have no bias",
     "nn/structure.py": "torch's own module hooks, by the names that torch gives them",
-    "paper/studies/workers.py": "not every system has pthread_sigmask",
     "settings.py": "types of fields may be any of typing's",
     "terminal.py": "a stream of anybody's may have no encoding",
     "threads.py": "not every system has sched_getaffinity",

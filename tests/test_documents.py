@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +81,23 @@ def test_commands_about_evaluation_run_in_the_order_of_their_page(
     assert "nan" not in said
     assert {file.name for file in tmp_path.iterdir()} == {"runs", "curves.svg", "pole.gif"}
     assert (tmp_path / "runs" / "darkroom-uat-smoke-0" / "watch.gif").exists()
+
+
+def test_the_page_on_tuning_works_as_it_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its commands and its Python share a folder, as for a reader; the trials and their commands are the same."""
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "howto" / "tune.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(bash|python)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert [language for language, _ in blocks] == ["bash", "bash", "python"]
+    for _, text in blocks[:2]:
+        main(shlex.split(text)[1:])
+    printed = capsys.readouterr().out
+    exec(blocks[2][1], {})
+    assert capsys.readouterr().out.startswith(printed[printed.rindex("trial  state") :])
+    shown = re.findall(r"^ *\d  done .*$", page, re.MULTILINE)
+    assert [line.split()[4:] for line in shown] == [line.split()[4:] for line in printed.splitlines()[2:4]]
 
 
 def test_the_index_lists_every_page() -> None:

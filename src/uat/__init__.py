@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from uat.serving import Session
     from uat.spec import Assets, Box, Discrete, Items, Named, Spec, Vector, Weights
     from uat.training import train, train_together
+    from uat.tuning import Sweep, tune
 
 __version__ = "0.1.0"
 
@@ -56,6 +57,7 @@ __all__ = [
     "Simulator",
     "Spec",
     "Step",
+    "Sweep",
     "Trajectory",
     "Transition",
     "UATConfig",
@@ -75,6 +77,7 @@ __all__ = [
     "save",
     "train",
     "train_together",
+    "tune",
     "watch",
 ]
 
@@ -96,6 +99,7 @@ _PLACES = {
     "runs": ("Run", "load_policy", "save_policy"),
     "serving": ("Session",),
     "training": ("train", "train_together"),
+    "tuning": ("Sweep", "tune"),
     "spec": ("Assets", "Box", "Discrete", "Items", "Named", "Spec", "Vector", "Weights"),
 }
 """Module -> the names it defines."""

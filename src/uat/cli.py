@@ -7,7 +7,6 @@ import dataclasses
 import importlib.util
 import io
 import itertools
-import math
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -28,6 +27,7 @@ from uat.evaluation.curve_figure import check_figure, draw_curves
 from uat.evaluation.curves import compare_curves, curve_rows
 from uat.evaluation.scores import what_is_unfinished
 from uat.evaluation.tables import LEGEND, difference_rows, method_rows, print_rows, score_rows
+from uat.executors import ExecutorName
 from uat.methods import METHODS
 from uat.objectives import OBJECTIVES
 from uat.paper.report.command import ReportOptions
@@ -38,13 +38,14 @@ from uat.paper.studies.grids import STUDIES
 from uat.paper.studies.options import Reproduce
 from uat.recipes import default_folder, pairs, recipe
 from uat.registry import Registry, is_address
-from uat.rows import NUMBER, check_row
 from uat.runs import Run
 from uat.settings import current_names
 from uat.terminal import say, show, show_json, show_page
 from uat.threads import cpu_threads
-from uat.training.progress import show_progress
+from uat.training.progress import show_board, show_progress
 from uat.training.ranks import launched
+from uat.training.validation import best_epoch
+from uat.tuning.start import default_path
 
 Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 """A flag that is only ever turned on: `--json` without `--no-json`. Settings of a run have both flags."""
@@ -228,13 +229,7 @@ def run_list(args: list[str]) -> None:
 
 def run_train(args: list[str]) -> None:
     """Parse the arguments twice: first the names, which decide the available settings, then everything."""
-    names = peek(args)
-    default = recipe(names["domain"], names["method"], names["preset"], objective=names["objective"])
-    sections = [(name, type(getattr(default, name)), field(default=getattr(default, name))) for name in SECTIONS]
-    extra = {"__doc__": TrainOptions.__doc__}
-    kind = make_dataclass("Train", sections, bases=(TrainOptions,), namespace=extra, kw_only=True, frozen=True)
-    options = parse(kind, with_current_flags(args, default), "uat train", both_flags=True)
-    config = dataclasses.replace(default, seed=options.seed, **{name: getattr(options, name) for name in SECTIONS})
+    options, config = parse_run(TrainOptions, args, "uat train")
     if options.dry_run:
         show_json(to_json(config))
         return
@@ -254,6 +249,43 @@ def run_train(args: list[str]) -> None:
     scores = {name: value for name, value in best.items() if name.startswith("validation/")}
     summary |= {name: value for name, value in scores.items() if options.json or not math.isnan(value)}
     print_rows([summary], as_json=options.json)
+
+
+def parse_run(kind: type[Any], args: list[str], prog: str) -> tuple[Any, RunConfig]:
+    """Return the options of a command that trains, and the config from its names and its flags of settings."""
+    names = peek(args, prog)
+    default = recipe(names["domain"], names["method"], names["preset"], objective=names["objective"])
+    sections = [(name, type(getattr(default, name)), field(default=getattr(default, name))) for name in SECTIONS]
+    whole = make_dataclass(
+        kind.__name__, sections, bases=(kind,), namespace={"__doc__": kind.__doc__}, kw_only=True, frozen=True
+    )
+    options = parse(whole, with_current_flags(args, default), prog, both_flags=True)
+    return options, dataclasses.replace(
+        default, seed=options.seed, **{name: getattr(options, name) for name in SECTIONS}
+    )
+
+
+def run_tune(args: list[str]) -> None:
+    options, config = parse_run(TuneOptions, args, "uat tune")
+    if launched().count > 1:
+        raise ValueError(
+            "torchrun is for one large training (uat train); uat tune starts its own workers: start it once"
+        )
+    sweep = uat.tune(
+        config,
+        options.out or default_path(config),
+        space=options.space or None,
+        progress=show_board,
+        **{name: getattr(options, name) for name in TUNING},
+    )
+    if options.json:
+        print_rows(sweep.rows(), as_json=True)
+    else:
+        show_page(str(sweep))
+    _ = sweep.best  # a sweep without one fails
+
+
+TUNING = ("trials", "prune", "workers", "executor", "address", "device", "threads")
 
 
 def with_current_flags(args: list[str], config: RunConfig) -> list[str]:
@@ -411,6 +443,7 @@ VERBS: dict[str, Callable[[list[str]], None]] = {
     "audit": run_audit,
     "watch": run_watch,
     "demo": run_demo,
+    "tune": run_tune,
     "data": run_data,
     "reproduce": run_reproduce,
     "report": run_report,
@@ -422,6 +455,7 @@ USAGE = """usage: uat COMMAND [OPTIONS]
   uat list [methods|domains|recipes|studies]       list methods, domains, recipes or studies
   uat train DOMAIN --method NAME [--preset P] ...  train a policy into a run folder
   uat train gym:ID [--method NAME] ...             the same in a Gymnasium environment, by PPO
+  uat tune DOMAIN --space train.lr=LOW..HIGH:log ...  compare settings on validation episodes
   uat evaluate RUN... [--each] [--curves FILE] ... score and compare policies beside the Bayes filter
   uat audit RUN... [--json]                        test whether policies are feedback-blind
   uat watch RUN [--out FILE.gif|FILE.mp4] ...      play test episodes and write them to a film
@@ -471,8 +505,48 @@ class TrainOptions:
     """Print JSON instead of a table."""
 
 
-def peek(args: list[str]) -> dict[str, Any]:
-    """Read the domain, the method, the objective and the preset, which decide the settings of `uat train`."""
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions:
+    """Train with several settings, and rank them on validation episodes.
+
+    The same command again resumes the sweep in its folder. Settings that do not vary are flags, as in `uat train`."""
+
+    domain_name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DOMAIN")]
+    """Domain, such as darkroom; or your own code as python:MODULE:CLASS."""
+    space: tuple[str, ...] = ()
+    """Settings that vary, as NAME=VALUES: train.lr=1e-4..3e-3:log, method.num_layers=1..4, method.d_model=32,64,128 or
+    method.context=none,64. Unset: learning rates, width, context, and the entropy bonus of ppo."""
+    trials: int = 20
+    """Number of trials in the folder; a larger number adds some."""
+    prune: Switch = False
+    """Stop a trial when its best validation so far is worse than the median of earlier trials at the same epoch."""
+    method_name: Annotated[str, tyro.conf.arg(name="method", metavar="NAME")] = "uat"
+    """Method, such as uat or vanilla; or your own code as python:MODULE:CLASS."""
+    objective_name: Annotated[str | None, tyro.conf.arg(name="objective", metavar="NAME")] = None
+    """Objective of the training: imitation of an expert, or ppo, which learns from rewards alone; unset: the usual one
+    of the domain."""
+    preset: str = "paper"
+    """smoke (seconds), quick (minutes on two cores) or paper (the published settings)."""
+    seed: int = 0
+    """Seed of all trainings and of the suggestions."""
+    out: Path | None = None
+    """Folder of the sweep; unset: runs/tune-DOMAIN-METHOD-PRESET-SEED."""
+    workers: int = 1
+    """Trials at a time. With one, the same command gives the same trials again."""
+    executor: ExecutorName = "local"
+    """Run trials in processes on this machine (local), or on a Ray cluster."""
+    address: str | None = None
+    """Address of a running Ray cluster; unset: a local one is started."""
+    device: Device = None
+    """Device to run on; unset: CUDA if available."""
+    threads: int | None = None
+    """CPU threads of each worker; unset: UAT_THREADS, or one."""
+    json: Switch = False
+    """Print JSON rows, one per trial, instead of a table."""
+
+
+def peek(args: list[str], prog: str = "uat train") -> dict[str, Any]:
+    """Read the domain, the method, the objective and the preset, which decide the settings of a training."""
 
     def value_of(flag: str, default: str) -> str:
         """Return the value of the last such flag, as tyro does."""
@@ -487,7 +561,7 @@ def peek(args: list[str]) -> dict[str, Any]:
     leads = bool(args) and not args[0].startswith("-")
     positional = args[0] if leads else next((arg for arg in args if is_address(arg) or arg in DOMAINS), None)
     if positional is None and not asks_help:
-        raise ValueError(f"name a domain first: uat train DOMAIN ...; known: {', '.join(DOMAINS)}")
+        raise ValueError(f"name a domain first: {prog} DOMAIN ...; known: {', '.join(DOMAINS)}")
     objective = value_of("--objective", "")
     return {
         "domain": named("domain", positional or DOMAINS.own[0], DOMAINS),
@@ -544,14 +618,3 @@ def required_names(framed: str) -> list[str]:
     first = next((i for i, line in enumerate(lines) if line.lstrip().startswith("Missing from ")), len(lines) - 1)
     listed = itertools.takewhile(lambda i: set(lines[i]) - set(" ─-"), range(first + 1, len(lines)))
     return [lines[i].strip() for i in listed if depths[i] == depths[first] + 4]
-
-
-def best_epoch(run: Run) -> dict[str, Any]:
-    """Return the row of the epoch whose weights were kept."""
-    objective, file = OBJECTIVES[run.config.objective_name].build, "metrics.jsonl"
-    metric = objective.criterion(run.config.build_domain().metrics)
-    name, sign = f"validation/{metric.name}", 1 if metric.higher_is_better else -1
-    rows = [check_row(row, {name: NUMBER}, str(run.file(file))) for row in run.rows(file) if name in row]
-    if not rows:
-        raise ValueError(f"{run.file(file)} has no row with {name}")
-    return max(rows, key=lambda row: -math.inf if math.isnan(row[name]) else sign * row[name])

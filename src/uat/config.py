@@ -200,6 +200,7 @@ def override(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
         raise TypeError(f"config={shown(config)} must be a RunConfig")
     if not isinstance(changes, Mapping):
         raise TypeError(f"changes={shown(changes)} must map names of settings to values")
+    new: dict[str, Any] = {}
     for name, value in changes.items():
         if name in FIXED:
             raise ValueError(f"{name} cannot be overridden: it selects the other settings; compose another recipe")
@@ -209,8 +210,8 @@ def override(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
             raise ValueError(f"{name!r} is a section; {example}")
         name = current_name(config, name)
         lookup("setting", name, setting_names(config))
-        config = _with(config, name.split("."), value, name)
-    return config
+        new[name] = value
+    return _with(config, new) if new else config
 
 
 def current_name(config: RunConfig, name: Any) -> Any:
@@ -227,11 +228,17 @@ def oldest_name(config: RunConfig, name: str) -> str:
     return f"{section}.{original_names(type(getattr(config, section)))[field]}" if dot else name
 
 
-def _with(owner: Any, path: list[str], value: Any, name: str) -> Any:
-    head, *rest = path
-    old = getattr(owner, head)
-    new = _with(old, rest, value, name) if rest else checked(value, field_types(type(owner))[head], name)
-    return replace(owner, **{head: new})
+def _with(owner: Any, changes: Mapping[str, Any], prefix: str = "") -> Any:
+    """Return a config with all changes made at once, since values may be valid only together."""
+    new: dict[str, Any] = {}
+    for name, value in changes.items():
+        head, dot, _ = name.partition(".")
+        if not dot:
+            new[head] = checked(value, field_types(type(owner))[head], prefix + head)
+        elif head not in new:
+            inner = {key[len(head) + 1 :]: x for key, x in changes.items() if key.startswith(f"{head}.")}
+            new[head] = _with(getattr(owner, head), inner, f"{prefix}{head}.")
+    return replace(owner, **new)
 
 
 def setting_names(config: Any, prefix: str = "") -> list[str]:

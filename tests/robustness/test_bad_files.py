@@ -23,10 +23,10 @@ from uat.data.movielens.log import Filters, Log
 from uat.data.movielens.synthetic import SyntheticConfig, synthetic
 from uat.domains.sepsis.cohort import KEY
 from uat.domains.sepsis.cohort import load as load_cohort
+from uat.executors import Note
 from uat.files import FileError, append_rows, write_atomically
 from uat.paper.next_item import Sequences
 from uat.paper.page import write_page
-from uat.paper.studies.work import Note
 
 
 def refused(call: Callable[[], Any], path: Path) -> str:

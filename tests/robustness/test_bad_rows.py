@@ -18,6 +18,7 @@ from uat import recipe
 from uat.cli import main
 from uat.config import override
 from uat.evaluation.scores import evaluate, read_evaluation
+from uat.executors import Outcome, keep_failure
 from uat.files import FileError, check_name, parse_json
 from uat.metrics import Score
 from uat.paper.report.rows import Rows
@@ -26,7 +27,7 @@ from uat.paper.studies.cells import Cell
 from uat.paper.studies.files import SCORE_KEY, Results
 from uat.paper.studies.options import Reproduce, settings_of
 from uat.paper.studies.probes import PROBES, file_of, read_trace
-from uat.paper.studies.work import Outcome, Reference, keep_failure
+from uat.paper.studies.work import Reference
 from uat.rows import CURVES, EFFICIENCY, INTERVALS, PAIRS, SCORES, Columns, check_row
 from uat.runs import Run
 from uat.tensor_files import read_tensors, write_tensors

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,14 @@ import uat
 from tests.training.small_runs import TINY, Crash, crash_at, numbers, tiny
 from uat.cli import main
 from uat.engines.rollout import RolloutRunner
+from uat.executors import run_job
 from uat.methods.policy import Policy
 from uat.paper.demo import demo
 from uat.paper.mechanism import kinetics_of
 from uat.paper.next_item import NextItemConfig, Sequences, learn
 from uat.paper.studies import efficiency
 from uat.paper.studies.cells import Cell
-from uat.paper.studies.work import Reference, run_job
+from uat.paper.studies.work import Reference, task_rows
 from uat.runs import Run
 from uat.tensor_files import read_tensors
 from uat.threads import MOST, VARIABLE, ThreadsWarning, cpu_threads, thread_count
@@ -127,7 +129,7 @@ EVERYTHING: dict[str, Callable[[Run, Path, int | None], Any]] = {
     "audit": lambda run, out, n: uat.audit(uat.load(run.path), episodes=4, threads=n),
     "session": lambda run, out, n: session(run, n),
     "job of a grid": lambda run, out, n: run_job(
-        Reference(cell=Cell(config=tiny(), task="gradual")), out, out / "note", "cpu", n
+        Reference(cell=Cell(config=tiny(), task="gradual")), partial(task_rows, runs=out), out / "note", "cpu", n
     ),
 }
 

@@ -52,18 +52,24 @@ def train(
     Under torchrun, the processes share every batch, and the first process writes the run (see `uat.training.ranks`).
     """
     about = {"method": method, "preset": preset, "seed": seed, "settings": settings, "objective": objective}
+    whole = resolved(config, about)
+    if not isinstance(config, RunConfig) and out is None:
+        out = default_folder(whole)
+    how = {"resume": resume, "source": source, "device": device, "threads": threads, "progress": progress}
+    return trainer.train(whole, check_path(out, "out"), **how)
+
+
+def resolved(config: RunConfig | Domain | str, about: Mapping[str, Any]) -> RunConfig:
+    """Return the config itself, or compose that of a domain; None in `about` stands for an argument not given."""
     given = {name: value for name, value in about.items() if value is not None}
     if not isinstance(config, RunConfig):
-        config = composed(config, given)
-        out = default_folder(config) if out is None else out
-    elif given:
+        return composed(config, given).settled()
+    if given:
         name, value = next(iter(given.items()))
         raise ValueError(
             f"{name}={shown(value)} goes with a domain, and config= is a whole RunConfig: change it by uat.override"
         )
-    config = config.settled()
-    how = {"resume": resume, "source": source, "device": device, "threads": threads, "progress": progress}
-    return trainer.train(config, check_path(out, "out"), **how)
+    return config.settled()
 
 
 def composed(domain: Any, about: Mapping[str, Any]) -> RunConfig:

@@ -17,11 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uat.config import TrainConfig
+from uat.config import RunConfig, TrainConfig
 from uat.engines import Engine
 from uat.episode import Trajectory
 from uat.methods import Phase
 from uat.metrics import Metric
+from uat.objectives import OBJECTIVES
+from uat.rows import NUMBER, check_row
+from uat.runs import Run
 from uat.training.checkpoint import Checkpoint, DivergedError, TrainingProgress
 from uat.training.ranks import Ranks
 
@@ -165,6 +168,21 @@ class Validations:
             note = f"{note}, validation {metric.name} {_in_words(value)}{when} (best {_in_words(progress.best_value)})"
         self.run.append("metrics.jsonl", rows)
         return note
+
+
+def metric_of(config: RunConfig) -> Metric:
+    """Return the metric on validation episodes that selects the best weights of a run."""
+    return OBJECTIVES[config.objective_name].build.criterion(config.build_domain().metrics)
+
+
+def best_epoch(run: Run) -> dict[str, Any]:
+    """Return the row of the epoch whose weights were kept."""
+    metric, file = metric_of(run.config), "metrics.jsonl"
+    name, sign = f"validation/{metric.name}", 1 if metric.higher_is_better else -1
+    rows = [check_row(row, {name: NUMBER}, str(run.file(file))) for row in run.rows(file) if name in row]
+    if not rows:
+        raise ValueError(f"{run.file(file)} has no row with {name}")
+    return max(rows, key=lambda row: -math.inf if math.isnan(row[name]) else sign * row[name])
 
 
 def _in_words(value: float | None) -> str:

@@ -24,15 +24,15 @@ from uat.cli import main
 from uat.config import override
 from uat.domains import DOMAINS
 from uat.evaluation.comparison import Group, run_groups
+from uat.executors import Note, kinds
 from uat.methods import METHODS
-from uat.paper.studies import STUDIES, Reproduce, efficiency, executors, reproduce, work
+from uat.paper.studies import STUDIES, Reproduce, efficiency, reproduce, work
 from uat.paper.studies.__main__ import main as plain_main
 from uat.paper.studies.cells import Filter, jobs
 from uat.paper.studies.files import Results, read
 from uat.paper.studies.grids import BOUNDARY, with_ablations
 from uat.paper.studies.probes import read_trace
 from uat.paper.studies.reproduce import cells_of, evaluations, measured, pairs, plan, references
-from uat.paper.studies.work import Note
 from uat.rows import EFFICIENCY, SCORES
 from uat.runs import Run
 from uat.training.epoch import Epoch
@@ -363,8 +363,8 @@ def test_a_worker_computes_on_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
-    executors._choose_device(3, "cuda")
-    assert executors.own_device(3, "cuda") == "cuda:1"
+    kinds._choose_device(3, "cuda")
+    assert kinds.own_device(3, "cuda") == "cuda:1"
     assert chosen == ["cuda:1"]
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from uat.config import PRESETS, lookup
 from uat.domains import DOMAINS
+from uat.executors import ExecutorName, check_executor
 from uat.files import parse_json
 from uat.methods import METHODS
 from uat.paper.studies.cells import Filter
-from uat.paper.studies.executors import need_ray
 from uat.paper.studies.files import Results
 from uat.paper.studies.grids import NAMED_DATA, STUDIES
 from uat.settings import shown
@@ -43,7 +43,7 @@ class Reproduce:
     """Folder of results, by default runs/reproduce/PRESET. Running again with the same folder resumes the study."""
     runs: Path | None = None
     """Folder of the run folders; by default OUT/runs."""
-    executor: Literal["local", "ray"] = "local"
+    executor: ExecutorName = "local"
     """Run cells in processes on this machine (local), or on a Ray cluster."""
     workers: int | None = None
     """Number of cells at a time; by default one per GPU, or one per core without GPUs."""
@@ -72,15 +72,10 @@ class Reproduce:
         for task in self.tasks:
             lookup("task", task, [task for domain in DOMAINS.values() for task in domain.tasks])
         _ = self.filter
-        if self.workers is not None and self.workers < 1:
-            raise ValueError(f"workers={self.workers} must be at least 1")
         if self.retries < 0:
             raise ValueError(f"retries={self.retries} must not be negative")
         thread_count(self.threads)
-        if self.address is not None and self.executor != "ray":
-            raise ValueError(f"address={self.address!r} is for --executor ray")
-        if self.executor == "ray" and not self.dry_run:
-            need_ray()
+        check_executor(self.executor, workers=self.workers, address=self.address, runs=not self.dry_run)
 
     @property
     def filter(self) -> Filter:

@@ -6,6 +6,7 @@ import contextlib
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +15,24 @@ import torch
 from uat.evaluation.comparison import Group, compare, run_groups
 from uat.evaluation.scores import Evaluation, by_method, read_evaluation
 from uat.evaluation.statistics import Pair, holm, paired
+from uat.executors import Executor, executor_for, keep_failure
+from uat.executors.kinds import on_gpu
 from uat.files import FileError
 from uat.lock import locked
 from uat.methods import METHODS, training_name
 from uat.paper.studies import efficiency
 from uat.paper.studies.cells import Cell, jobs, merged
 from uat.paper.studies.estimate import grid_seconds, in_words, seconds
-from uat.paper.studies.executors import Executor, InProcess, Pool, Ray
 from uat.paper.studies.files import CURVE_KEY, PAIR_KEY, SCORE_KEY, SUMMARY_KEY, TIMING_KEY, Results, flaw_of_run, merge
 from uat.paper.studies.grids import STUDIES, TIMED, chosen_studies
 from uat.paper.studies.options import Reproduce
 from uat.paper.studies.probes import read_trace, run_probe
-from uat.paper.studies.work import Reference, Task, keep_failure, scores_of
+from uat.paper.studies.work import Reference, Task, scores_of, task_rows
 from uat.rows import EFFICIENCY, NUMBER, check_row
 from uat.runs import Run
 from uat.tensor_files import read_tensors
 from uat.terminal import say
-from uat.threads import cores, cpu_threads, thread_count
+from uat.threads import cpu_threads
 from uat.training.checkpoint import progress_of
 from uat.training.progress import Board, show_board
 from uat.training.surroundings import pick_device
@@ -67,10 +69,10 @@ def _reproduce(options: Reproduce, cells: Sequence[Cell], board: Callable[[int],
     existing = measured(results)
     todo = [cell for cell in cells if not is_done(cell, results, existing)]
     totals.cells, totals.done_before = len(cells), len(cells) - len(todo)
-    left = [] if options.references_only else jobs(todo, seeds_together=on_gpu(options))
+    left = [] if options.references_only else jobs(todo, seeds_together=on_gpu(options.device))
     set_aside_flawed([cell for job in left for cell in job.cells], results)
     tasks: list[Task] = [*references(cells, existing), *left]
-    run(tasks, executor_for(options), results, totals, retries=options.retries, board=board)
+    run(tasks, chosen_executor(options), results, totals, retries=options.retries, board=board)
     if options.references_only:
         return totals
     if any(study.timed for study in studies):
@@ -146,18 +148,14 @@ def references(cells: Sequence[Cell], existing: Measured) -> list[Reference]:
 # ---------------------------------------------------------------- running
 
 
-def on_gpu(options: Reproduce) -> bool:
-    return options.device == "cuda" or (options.device is None and torch.cuda.is_available())
-
-
-def executor_for(options: Reproduce) -> Executor:
-    gpus = torch.cuda.device_count() if on_gpu(options) else 0
-    workers, threads = options.workers or gpus or cores(), thread_count(options.threads)
-    if options.executor == "ray":
-        return Ray(workers=workers, address=options.address, device=options.device, threads=threads)
-    if workers == 1:
-        return InProcess(device=options.device, threads=threads)
-    return Pool(workers=workers, device=options.device, threads=threads)
+def chosen_executor(options: Reproduce) -> Executor:
+    return executor_for(
+        options.executor,
+        workers=options.workers,
+        address=options.address,
+        device=options.device,
+        threads=options.threads,
+    )
 
 
 def run(
@@ -170,14 +168,12 @@ def run(
     board: Callable[[int], Board] = show_board,
 ) -> None:
     """Run all tasks and write rows as they arrive, so that a kill loses only the tasks in progress."""
-    notes = results.path / "progress"
+    notes, do = results.path / "progress", partial(task_rows, runs=results.runs)
     waiting = list(tasks)
     for attempt in range(1 + retries):
         failed: list[Task] = []
         with board(len(waiting)) as shown, _removed(notes):
-            for index, outcome in executor.outcomes(
-                waiting, results.runs, notes, lambda shown=shown: shown.watch(notes)
-            ):
+            for index, outcome in executor.outcomes(waiting, do, notes, lambda shown=shown: shown.watch(notes)):
                 task = waiting[index]
                 if outcome.failure is None:
                     results.add("scores", outcome.rows, SCORE_KEY)
@@ -340,7 +336,7 @@ def pairs(groups: Sequence[Group]) -> list[Pair]:
 
 def plan(options: Reproduce) -> list[dict[str, Any]]:
     """One row per cell that says whether it is done, and a last row with the total; or the references left to score."""
-    results, gpu = options.results, on_gpu(options)
+    results, gpu = options.results, on_gpu(options.device)
     existing, rows, left = measured(results), [], {}
     if options.references_only:
         missing = references(cells_of(options), existing)
@@ -352,7 +348,7 @@ def plan(options: Reproduce) -> list[dict[str, Any]]:
         c, changed = cell.config, ", ".join(f"{name}={value}" for name, value in cell.settings)
         head = {"domain": c.domain_name, "task": cell.task, "method": c.method_name, "seed": c.seed}
         rows.append({**head, "setting": changed or "-", "left": "done" if done else in_words(alone)})
-    workers = executor_for(options).workers
+    workers = chosen_executor(options).workers
     whole = in_words(grid_seconds(left, workers, on_gpu=gpu)) if left else "nothing"
     where = "GPU" if gpu else "CPU"
     count = f"{len(rows)} cells"

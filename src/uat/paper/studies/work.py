@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +11,13 @@ import torch
 
 from uat.config import RunConfig, to_json
 from uat.evaluation.scores import evaluate, reference_episodes, rows_of, what_is_unfinished
-from uat.files import safe_name, write_atomically
+from uat.executors import Note
+from uat.files import safe_name
 from uat.methods import training_name
 from uat.paper.studies.cells import Cell, Job, source_of
 from uat.runs import Run, describe
 from uat.tensor_files import RunError
-from uat.threads import cpu_threads
-from uat.training.progress import Progress
-from uat.training.surroundings import pick_device, precision
+from uat.training.surroundings import precision
 from uat.training.together import train_together
 from uat.training.trainer import train
 
@@ -61,36 +58,11 @@ class Reference:
 Task = Job | Reference
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """Result of a job."""
-
-    name: str
-    rows: list[dict[str, Any]]
-    seconds: float
-    failure: str | None = None
-    """The reason in one sentence; None if the job succeeded."""
-    traceback: str = ""
-
-
-def run_job(task: Task, runs: Path, note: Path, device: str | None, threads: int | None = None) -> Outcome:
-    """Run a job. A failure becomes an outcome, so that the rest of a study continues."""
-    started, chosen = time.perf_counter(), pick_device(device)
-    progress = Note(note, task.name)
-    try:
-        with cpu_threads(threads):
-            rows = (
-                reference_rows(task, runs, chosen)
-                if isinstance(task, Reference)
-                else cell_rows(task, runs, chosen, progress)
-            )
-    except Exception as error:
-        reason = f"{type(error).__name__}: {str(error).strip() or 'no message'}".splitlines()[0]
-        seconds = time.perf_counter() - started
-        return Outcome(name=task.name, rows=[], seconds=seconds, failure=reason, traceback=traceback.format_exc())
-    finally:
-        note.unlink(missing_ok=True)
-    return Outcome(name=task.name, rows=rows, seconds=time.perf_counter() - started)
+def task_rows(task: Task, device: torch.device, progress: Note, *, runs: Path) -> list[dict[str, Any]]:
+    """Do a job of a study and return its rows."""
+    if isinstance(task, Reference):
+        return reference_rows(task, runs, device)
+    return cell_rows(task, runs, device, progress)
 
 
 def cell_rows(job: Job, runs: Path, device: torch.device, progress: Note) -> list[dict[str, Any]]:
@@ -139,32 +111,3 @@ def reference_rows(task: Reference, runs: Path, device: torch.device) -> list[di
         values = reference_episodes(run, count, device)
     rows = [row for method, metrics in values.items() for row in rows_of(config, domain, method, metrics)]
     return [asdict(row) for row in rows]
-
-
-class Note(Progress):
-    """Progress in a small file for observers in other processes or machines, written at most twice a second."""
-
-    def __init__(self, file: Path, name: str) -> None:
-        self.file, self.name, self.total, self.last = file, name, 1, 0.0
-        self.write(0, "")
-
-    def begin(self, label: str, total: int) -> Note:
-        self.total = total
-        return self
-
-    def update(self, epoch: int, note: str = "") -> None:
-        if time.monotonic() - self.last > 0.5:
-            self.write(epoch, note)
-
-    def write(self, epoch: int, note: str) -> None:
-        self.last = time.monotonic()
-        row = {"name": self.name, "epoch": epoch, "total": self.total, "note": note}
-        write_atomically(self.file, json.dumps(row).encode(), durable=False)
-
-
-def keep_failure(folder: Path, outcome: Outcome) -> Path:
-    """Write a failure with its traceback to a file; return the path."""
-    name = "".join(c if c.isalnum() or c in "=.-" else "-" for c in outcome.name)
-    file = folder / f"{safe_name(name)}.txt"
-    write_atomically(file, f"{outcome.failure}\n\n{outcome.traceback}".encode(errors="backslashreplace"))
-    return file

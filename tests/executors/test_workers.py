@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 import uat
-from tests.paper.studies.small_jobs import answer, begin
-from uat.paper.studies import workers
-from uat.paper.studies.workers import WorkerDied, run_jobs
+from tests.executors.small_jobs import answer, begin
+from uat.executors import workers
+from uat.executors.workers import WorkerDied, run_jobs
 
 SECONDS = 60
 """Timeout, longer than any of these tests should take."""
@@ -62,10 +62,10 @@ def test_an_interrupt_while_a_worker_is_started_is_not_lost(tmp_path: Path, monk
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT], ids=str)
 def test_workers_end_with_their_parent(tmp_path: Path, sent: signal.Signals) -> None:
     """SIGINT goes to the whole group, as Ctrl-C on a terminal does; SIGKILL to the parent alone."""
-    root = str(Path(__file__).parents[3])
+    root = str(Path(__file__).parents[2])
     surroundings = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(uat.__file__).parents[1]), root])}
     parent = subprocess.Popen(
-        [sys.executable, "-m", "tests.paper.studies.small_jobs", str(tmp_path)],
+        [sys.executable, "-m", "tests.executors.small_jobs", str(tmp_path)],
         env=surroundings,
         start_new_session=True,
         stderr=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Worker processes of a study: each runs one job at a time, fails without affecting others, and ends with its parent.
+"""Worker processes: each runs one job at a time, fails without affecting others, and ends with its parent.
 
 If a worker is killed (for example by the system, when memory runs out), its job fails and a new worker takes its place.
 A worker ends at once when its parent has ended for any reason, so that no training continues beside the next attempt.
@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -37,7 +37,7 @@ class Worker:
 
 
 def run_jobs(
-    jobs: Sequence[Any],
+    jobs: Iterable[Any],
     do: Callable[[int, Any], Any],
     workers: int,
     watch: Callable[[], None],
@@ -46,24 +46,27 @@ def run_jobs(
 ) -> Iterator[tuple[int, Any]]:
     """Yield each job's index and the result of `do(place, job)`, or WorkerDied, as the jobs end.
 
+    jobs: drawn one by one, when a worker is free and the caller has received every result so far.
     do, begin: module-level functions, since workers import them; a worker calls `begin(place)` first.
     watch: called every `poll_seconds` in the meantime.
     """
-    todo = list(enumerate(jobs))[::-1]
+    todo = iter(enumerate(jobs))
     pool: dict[int, Worker] = {}
     try:
-        for place in range(min(workers, len(jobs))):
+        for place, job in zip(range(workers), todo, strict=False):
             pool[place] = _start(place, do, begin)
-            _hand_over(pool[place], todo)
+            _hand_over(pool[place], job)
         while busy := {worker.line: worker for worker in pool.values() if worker.job is not None}:
             ready = set(wait(list(busy), timeout=poll_seconds))
             for worker in [worker for line, worker in busy.items() if line in ready]:
                 index, outcome = worker.job, _receive(worker)
                 assert index is not None
-                if isinstance(outcome, WorkerDied) and todo:
-                    pool[worker.place] = _start(worker.place, do, begin)
-                _hand_over(pool[worker.place], todo)
+                worker.job = None
                 yield index, outcome
+                if (job := next(todo, None)) is not None:
+                    if isinstance(outcome, WorkerDied):
+                        pool[worker.place] = _start(worker.place, do, begin)
+                    _hand_over(pool[worker.place], job)
             watch()
     finally:
         for worker in pool.values():
@@ -99,13 +102,11 @@ def _interrupts_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _hand_over(worker: Worker, todo: list[tuple[int, Any]]) -> None:
-    """Send the next job to the worker, if there is one."""
-    worker.job = None
-    if todo:
-        worker.job, job = todo.pop()
-        with contextlib.suppress(OSError):  # the worker has died, which reading from it will report
-            worker.line.send(job)
+def _hand_over(worker: Worker, job: tuple[int, Any]) -> None:
+    """Send the worker its next job, which comes with its index."""
+    worker.job = job[0]
+    with contextlib.suppress(OSError):  # the worker has died, which reading from it will report
+        worker.line.send(job[1])
 
 
 def _receive(worker: Worker) -> Any:

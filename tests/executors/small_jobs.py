@@ -1,6 +1,6 @@
 """Jobs for worker processes: they answer, wait or kill themselves.
 
-`python -m tests.paper.studies.small_jobs FOLDER` is a parent whose workers wait."""
+`python -m tests.executors.small_jobs FOLDER` is a parent whose workers wait."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from uat.paper.studies.workers import run_jobs
+from uat.executors.workers import run_jobs
 
 
 def begin(place: int, folder: Path) -> None:
