@@ -80,7 +80,9 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
 
     kind: the word for an entry in messages, such as "method"; group: the group of entry points that add entries;
     convert: makes an entry of the object at an entry point or an address, or raises a ValueError or TypeError;
-    reserved: names that no entry may have.
+    reserved: names that no entry may have;
+    adapters: prefix of names, such as "logs:" -> module whose `entry(name)` makes the entry, and whose `known_as(name)`
+    returns the name in configs and the settings that the user's name stands for.
     """
 
     def __init__(
@@ -90,8 +92,10 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
         own: Mapping[str, Entry],
         convert: Callable[[Any], Entry],
         reserved: frozenset[str] = frozenset(),
+        adapters: Mapping[str, str] | None = None,
     ) -> None:
         self.kind, self.group, self._convert, self._reserved = kind, group, convert, reserved
+        self._adapters = dict(adapters or {})
         self.own = tuple(own)
         """Names of uat's own entries; looking them up imports no other package."""
         self._entries: dict[str, Entry] = dict(own)
@@ -160,6 +164,12 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
             raise ValueError(f"{address} is not a {self.kind}: {error}") from None
         self._owners[address] = owner
 
+    def adapter(self, name: Any) -> Any:
+        """Return the module that makes the entries of such names; None: there is no such prefix."""
+        scheme, colon, _ = name.partition(":") if isinstance(name, str) else ("", "", "")
+        module = self._adapters.get(scheme + colon)
+        return None if module is None else importlib.import_module(module)
+
     def _check_name(self, name: Any) -> None:
         if not isinstance(name, str) or NAME.fullmatch(name) is None:
             raise ValueError(f"{shown(name)} cannot name a {self.kind}: expected letters, digits and . _ + = @ -")
@@ -187,6 +197,9 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
     def _load(self, name: str) -> None:
         """Import the entry that a package offers under this name, if there is one."""
         if is_address(name):
+            return
+        if (adapter := self.adapter(name)) is not None:
+            self._entries[name] = adapter.entry(name)
             return
         point = self._offers().get(name)
         if point is None or name in self._entries or name in self._tried:

@@ -26,13 +26,17 @@ class DomainEntry:
     """Revision, raised when worlds, metrics or references change under the same config."""
     files: tuple[str, ...] = ()
     """Settings that are paths of a user's files."""
+    digest: Callable[[str], str | None] = checksum
+    """Checksum of the contents of a user's file; None: the path enters the identity of a run by name."""
+    short_flags: tuple[str, ...] = ()
+    """Settings that the command line also takes without the prefix `domain.`."""
     recipes: str | None = None
     """Module whose RECIPES maps the domain's name to published settings; None: use the default recipes."""
 
     def content(self, config: Any) -> dict[str, str]:
-        """Return checksums of a config's files for the identity of a run; folders and other files enter by name."""
+        """Return checksums of a config's files for the identity of a run; those without one enter by name."""
         named = {name: getattr(config, name) for name in self.files}
-        return {name: digest for name, path in named.items() if path and (digest := checksum(path))}
+        return {name: digest for name, path in named.items() if path and (digest := self.digest(path))}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

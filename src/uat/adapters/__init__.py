@@ -1,0 +1,1 @@
+"""Adapters: environments and logs of other people as domains."""
