@@ -17,6 +17,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 ROOMS = (
+    "src/uat/adapters",
     "src/uat/data",
     "src/uat/domains",
     "src/uat/evaluation",
@@ -33,6 +34,7 @@ ROOMS = (
     "src/uat/engines",
     "src/uat/training",
     "src/uat/serving",
+    "tests/adapters",
     "tests/engines",
     "tests/training",
     "tests/serving",

@@ -50,6 +50,16 @@ MAY_IMPORT: dict[str, set[str]] = {
         "channel",
         "memory",
     },
+    "adapters": {
+        "settings",
+        *CORE_TYPES,
+        "noise",
+        "files",
+        "archives",
+        "checks",
+        "data",
+        "domains",
+    },
     "acting": {"settings", *CORE_TYPES},
     "channel": {"settings", *CORE_TYPES, "noise"},
     "engines": {

@@ -6,6 +6,8 @@ becomes a `Problem` with a sentence: the error is raised for that name alone, an
 
 An address, `python:module:name`, names code. Only `adopt` imports it, and is called only for addresses that the user
 named, or that are in a file that the user trusts.
+
+A scheme makes entries of all names with a prefix, such as `logs:events`. Its module is imported for such names alone.
 """
 
 from __future__ import annotations
@@ -81,8 +83,7 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
     kind: the word for an entry in messages, such as "method"; group: the group of entry points that add entries;
     convert: makes an entry of the object at an entry point or an address, or raises a ValueError or TypeError;
     reserved: names that no entry may have;
-    adapters: prefix of names, such as "logs:" -> module whose `entry(name)` makes the entry, and whose `known_as(name)`
-    returns the name in configs and the settings that the user's name stands for.
+    schemes: prefix of names -> place, `module:function`, of the function that makes an entry of such a name.
     """
 
     def __init__(
@@ -92,10 +93,10 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
         own: Mapping[str, Entry],
         convert: Callable[[Any], Entry],
         reserved: frozenset[str] = frozenset(),
-        adapters: Mapping[str, str] | None = None,
+        schemes: Mapping[str, str] | None = None,
     ) -> None:
         self.kind, self.group, self._convert, self._reserved = kind, group, convert, reserved
-        self._adapters = dict(adapters or {})
+        self.schemes = dict(schemes or {})
         self.own = tuple(own)
         """Names of uat's own entries; looking them up imports no other package."""
         self._entries: dict[str, Entry] = dict(own)
@@ -151,6 +152,14 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
             self._add(address, import_address(address), address)
         return self._entries[address]
 
+    def _scheme(self, name: str) -> str | None:
+        return self.schemes.get(name.partition(":")[0]) if ":" in name else None
+
+    def _load_by_scheme(self, name: str) -> None:
+        """Make the entry of a name such as `logs:events`."""
+        module, _, function = str(self._scheme(name)).partition(":")
+        self._entries[name] = getattr(importlib.import_module(module), function)(name)
+
     def name_of(self, value: Any) -> str:
         """Register a class or function under its address, and return the address."""
         address = address_of(value)
@@ -163,12 +172,6 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
         except (ValueError, TypeError) as error:
             raise ValueError(f"{address} is not a {self.kind}: {error}") from None
         self._owners[address] = owner
-
-    def adapter(self, name: Any) -> Any:
-        """Return the module that makes the entries of such names; None: there is no such prefix."""
-        scheme, colon, _ = name.partition(":") if isinstance(name, str) else ("", "", "")
-        module = self._adapters.get(scheme + colon)
-        return None if module is None else importlib.import_module(module)
 
     def _check_name(self, name: Any) -> None:
         if not isinstance(name, str) or NAME.fullmatch(name) is None:
@@ -198,8 +201,8 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
         """Import the entry that a package offers under this name, if there is one."""
         if is_address(name):
             return
-        if (adapter := self.adapter(name)) is not None:
-            self._entries[name] = adapter.entry(name)
+        if self._scheme(name):
+            self._load_by_scheme(name)
             return
         point = self._offers().get(name)
         if point is None or name in self._entries or name in self._tried:

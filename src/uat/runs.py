@@ -3,7 +3,7 @@
   config.json          every setting                          policy.safetensors   the best weights, with their spec
   manifest.json        version, commit, device, command       state/               enough to resume to the same numbers
   metrics.jsonl        one row per epoch, no wall times        scores.jsonl         scores of evaluations
-  timing.jsonl         the wall times                       preparation.json     how raw rows become observations, for logs
+  timing.jsonl         the wall times                       preparation.json     how raw rows of a log are observed
 
 Files are written under a temporary name and renamed; loading never unpickles.
 """

@@ -77,10 +77,9 @@ OWN: dict[str, DomainEntry] = {
 }
 
 
-ADAPTERS = {"logs:": "uat.adapters.logs"}
-"""Prefix of names -> module that makes domains of such names."""
-
-DOMAINS: Registry[DomainEntry] = Registry("domain", "uat.domains", OWN, as_entry, adapters=ADAPTERS)
+DOMAINS: Registry[DomainEntry] = Registry(
+    "domain", "uat.domains", OWN, as_entry, schemes={"logs": "uat.adapters.logs:entry_of"}
+)
 """All domains: uat's own, those that a program registers, and those that installed packages offer."""
 
 
@@ -128,11 +127,11 @@ def known_as(domain: Domain | str) -> tuple[str, Any]:
     if isinstance(domain, str):
         if is_address(domain):
             DOMAINS.adopt(domain)
-        if (adapter := DOMAINS.adapter(domain)) is not None:
-            return adapter.known_as(domain)
+        elif ":" in domain and domain in DOMAINS and (known := DOMAINS[domain].known_as) is not None:
+            return known(domain)
         return domain, None
-    if DOMAINS.adapter(domain.name) is not None and rebuilds(DOMAINS[domain.name], domain):
-        return domain.name, settings_held(domain)
+    if domain.registered is not None:
+        return domain.registered
     DOMAINS.offered_as(type(domain))  # loads the package that offers it, if there is one
     for name, entry in DOMAINS.loaded().items():
         if rebuilds(entry, domain):

@@ -41,6 +41,11 @@ class Domain(ABC):
     """Mean length of the blocks in which intervals resample episodes, if episodes follow each other in time; 1:
     episodes are independent."""
 
+    @property
+    def registered(self) -> tuple[str, Any] | None:
+        """Return the name and the settings under which configs hold this object; None: those of its class."""
+        return None
+
     @abstractmethod
     def simulator(self, split: Split, device: torch.device | str) -> Simulator[Any] | Recording:
         """Return the simulator or the recording of one split."""

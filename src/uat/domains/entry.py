@@ -30,6 +30,10 @@ class DomainEntry:
     """Checksum of the contents of a user's file; None: the path enters the identity of a run by name."""
     short_flags: tuple[str, ...] = ()
     """Settings that the command line also takes without the prefix `domain.`."""
+    known_as: Callable[[str], tuple[str, Any]] | None = None
+    """Return the name in configs, and the settings, for which a user's name stands; None: the name itself."""
+    check: Callable[[Any], Any] | None = None
+    """Check the data of a config for `uat data check`; None: see `uat.data.SOURCES`."""
     recipes: str | None = None
     """Module whose RECIPES maps the domain's name to published settings; None: use the default recipes."""
 

@@ -11,7 +11,7 @@ from uat.adapters.logs.files import digest
 from uat.adapters.logs.preparation import Preparation, preparation
 from uat.domains.entry import DomainEntry
 
-__all__ = ["ENTRY", "LogsConfig", "LogsDomain", "Preparation", "check", "entry", "known_as", "preparation"]
+__all__ = ["ENTRY", "LogsConfig", "LogsDomain", "Preparation", "check", "entry_of", "known_as", "preparation"]
 
 ENTRY = DomainEntry(
     build=LogsDomain,
@@ -21,9 +21,11 @@ ENTRY = DomainEntry(
     files=("path",),
     digest=digest,
     short_flags=SHORT,
+    known_as=known_as,
+    check=check,
 )
 
 
-def entry(name: str) -> DomainEntry:
+def entry_of(name: str) -> DomainEntry:
     """Return the entry of every log; the settings name its file."""
     return ENTRY

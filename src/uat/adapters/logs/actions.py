@@ -42,9 +42,10 @@ def actions_of(
         wrong_N = (value_NA < 0).any(1) | (np.abs(value_NA.sum(1, dtype=np.float64) - 1) > 1e-4)
         if wrong_N.any():
             first = int(wrong_N.argmax())
+            place = log.place(int(keys.order_N[first]), roles.action[0])
             raise FileError(
-                f"{log.place(int(keys.order_N[first]), roles.action[0])}: weights must not be negative and sum to 1, got a "
-                f"sum of {value_NA[first].sum():g} and a least weight of {value_NA[first].min():g}"
+                f"{place}: weights must not be negative and sum to 1, got "
+                f"a sum of {value_NA[first].sum():g} and a least weight of {value_NA[first].min():g}"
             )
         return value_NA, (), ((), ())
     return value_NA, (), _limits(config, log, roles, keys, train_N, value_NA, findings)
@@ -55,7 +56,9 @@ def _ids(
 ) -> tuple[Array, tuple[str, ...]]:
     code_N, names = codes(log, column)
     if (missing_N := code_N < 0).any():
-        raise FileError(f"{log.place(int(missing_N.argmax()), column)} is empty: every step needs the action that was taken")
+        raise FileError(
+            f"{log.place(int(missing_N.argmax()), column)} is empty: every step needs the action that was taken"
+        )
     code_N = code_N[keys.order_N]
     if config.actions:
         known = {name: i for i, name in enumerate(config.actions)}
@@ -71,12 +74,13 @@ def _ids(
         findings.error(
             "unseen-actions",
             odd_N.sum(),
-            f"{log.place(int(keys.order_N[first]), column)}: the action {names[code_N[first]]!r:.60} never occurs in {where}, "
-            f"as in {int(odd_N.sum()):,} rows; list all actions in domain.actions, remove these rows, or split otherwise",
+            f"{log.place(int(keys.order_N[first]), column)}: the action {names[code_N[first]]!r:.60} never occurs in "
+            f"{where}, as in {int(odd_N.sum()):,} rows; list all actions in domain.actions, remove these rows, or "
+            "split otherwise",
         )
         id_N = np.maximum(id_N, 0)
     if len(kept) < 2:
-        raise FileError(f"{log.path}: column {column} has the one action {kept[0]!r:.60}: there is nothing to decide")
+        raise FileError(f"{log.path}: column {column} has the one action {', '.join(kept)}: there is nothing to decide")
     return id_N, kept
 
 
@@ -130,8 +134,8 @@ def allowed_of(
         findings.error(
             "action-not-allowed",
             wrong_N.sum(),
-            f"{log.place(int(keys.order_N[first]), column)}: the logged action {names[action[first]]!r:.60} is not among the "
-            f"allowed ones, as in {int(wrong_N.sum()):,} rows",
+            f"{log.place(int(keys.order_N[first]), column)}: the logged action {names[action[first]]!r:.60} is not "
+            f"among the allowed ones, as in {int(wrong_N.sum()):,} rows",
         )
     return set_N, allowed_SA
 
@@ -156,4 +160,8 @@ def _flag_sets(log: Log, roles: Roles, names: tuple[str, ...]) -> tuple[str, Arr
         raise FileError(f"{log.path}: {len(names)} actions are too many for a column each: write one column of lists")
     bits_N = sum(flags(log, columns[name]).astype(np.int64) << i for i, name in enumerate(names))
     sets, set_N = np.unique(bits_N, return_inverse=True)
-    return columns[names[0]], set_N.astype(np.int32), [{n for i, n in enumerate(names) if bits >> i & 1} for bits in sets]
+    return (
+        columns[names[0]],
+        set_N.astype(np.int32),
+        [{n for i, n in enumerate(names) if bits >> i & 1} for bits in sets],
+    )

@@ -40,7 +40,8 @@ def facts_of(config: LogsConfig, log: Log, table: Table) -> dict[str, Any]:
             facts["actions"] = _shares(table)
         case Box():
             facts["action"] = ", ".join(
-                f"{n} in [{low:.4g}, {high:.4g}]" for n, low, high in zip(prepared.action, action.low, action.high, strict=True)
+                f"{n} in [{low:.4g}, {high:.4g}]"
+                for n, low, high in zip(prepared.action, action.low, action.high, strict=True)
             )
         case _:
             facts["action"] = f"weights of {', '.join(prepared.action)}"
@@ -48,7 +49,9 @@ def facts_of(config: LogsConfig, log: Log, table: Table) -> dict[str, Any]:
         reward_N, known_N = table.steps.reward_N, table.steps.known_N
         known = (reward_N if known_N is None else reward_N[known_N]).double()
         if len(known):
-            facts["reward"] = f"{known.mean():.4g} on average, from {known.min():g} to {known.max():g}, {len(known):,} known"
+            facts["reward"] = (
+                f"{known.mean():.4g} on average, from {known.min():g} to {known.max():g}, {len(known):,} known"
+            )
     if table.keys.step is not None:
         facts["time"] = f"regular, a step is {table.keys.step:g}"
     if table.roles.unused:

@@ -53,7 +53,8 @@ def flags(log: Log, column: str) -> Array:
     if read.null_count():
         row = int(read.is_null().arg_max() or 0)
         raise FileError(
-            f"{log.place(row, column)}: {log.value(row, column)!r:.60} is neither true nor false; write booleans, or 0 and 1"
+            f"{log.place(row, column)}: {log.value(row, column)!r:.60} is neither true nor false; write booleans, or 0 "
+            "and 1"
         )
     return read.to_numpy()
 
@@ -67,15 +68,27 @@ def codes(log: Log, column: str) -> tuple[Array, list[str]]:
     if log.kinds[column] == "number":
         text = text.str.strip_suffix(".0")
     names = log.select(text.unique().drop_nulls().sort().alias("names"))["names"].to_list()
+    names = _in_order(names)
     if not names:
         return np.full(log.select(pl.len()).item(), -1, dtype=np.int32), []
     code = text.cast(pl.Enum(names)).to_physical().cast(pl.Int32).fill_null(-1)
     return log.select(code.alias("code"))["code"].to_numpy(), names
 
 
+def _in_order(names: list[str]) -> list[str]:
+    """Return sorted names; by value if all are integers, so that text and numbers give the same codes."""
+    try:
+        values = [int(name) for name in names]
+    except ValueError:
+        return names
+    return [str(value) for value in sorted(values)] if list(map(str, values)) == names else names
+
+
 def _integer_codes(log: Log, column: str) -> tuple[Array, list[str]]:
     pl = need("polars", "data", "reading logs")
-    frame = log.select(pl.col(column).cast(pl.Int64).fill_null(0).alias("id"), pl.col(column).is_null().alias("missing"))
+    frame = log.select(
+        pl.col(column).cast(pl.Int64).fill_null(0).alias("id"), pl.col(column).is_null().alias("missing")
+    )
     id_N, missing_N = frame["id"].to_numpy(), frame["missing"].to_numpy()
     kept = id_N[~missing_N] if missing_N.any() else id_N
     low, high = (int(kept.min()), int(kept.max())) if len(kept) else (0, -1)

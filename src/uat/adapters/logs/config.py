@@ -73,13 +73,13 @@ class LogsConfig:
     standardise: bool = True
     """Subtract the training mean from every observed number, and divide by the training deviation."""
     missing: Literal["refuse", "fill"] = "refuse"
-    """What to do with missing observations: refuse the file, or take the training mean and the category "none"."""
+    """Treatment of missing observations: refuse the file, or take the training mean and the category "none"."""
     unknown: Literal["none", "refuse"] = "none"
-    """What to do while acting with a category that training has not seen: the category "none", or an error."""
+    """Treatment, while acting, of a category that training has not seen: the category "none", or an error."""
     duplicates: Literal["refuse", "first", "last"] = "refuse"
-    """What to do with two rows of one episode and time: refuse the file, or keep the first or the last."""
+    """Treatment of two rows of one episode and time: refuse the file, or keep the first or the last."""
     gaps: Literal["keep", "split", "refuse"] = "keep"
-    """What to do with gaps in regular time: ignore them, begin a new window, or refuse the file."""
+    """Treatment of gaps in regular time: ignore them, begin a new window, or refuse the file."""
 
     def __post_init__(self) -> None:
         check_fields(self, "domain.")
@@ -108,7 +108,7 @@ def is_minari(path: str) -> bool:
 
 
 def settings_beside(path: str) -> dict[str, Any]:
-    """Return the settings of the TOML file beside a log: events.toml beside events.parquet, or logs.toml in a folder."""
+    """Return the settings of the TOML file beside a log: events.toml for events.parquet, logs.toml in a folder."""
     log = Path(path)
     file = log / "logs.toml" if log.is_dir() else log.with_suffix(".toml")
     if is_minari(path) or not file.is_file():

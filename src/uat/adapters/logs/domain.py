@@ -9,6 +9,7 @@ Axes: B windows, T time, N rows, A actions, R a part of the steps of all windows
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -20,7 +21,6 @@ from torch import Tensor
 
 from uat.adapters.logs.config import MINARI, PREFIX, LogsConfig, is_minari, settings_beside
 from uat.adapters.logs.files import Fingerprint, fingerprint
-from uat.adapters.logs.preparation import Preparation
 from uat.adapters.logs.references import habits
 from uat.adapters.logs.table import Steps, Table, Windows, read
 from uat.contracts import Agent, Answers, Reader, Recording
@@ -31,8 +31,8 @@ from uat.episode import Noise, Trajectory
 from uat.files import safe_name
 from uat.metrics import Metric
 from uat.noise import integers, uniform
-from uat.settings import checked, with_current_names
-from uat.spec import Box, Discrete
+from uat.settings import checked, field_types, with_current_names
+from uat.spec import Discrete
 
 AT_ONCE = 1 << 22
 """Maximum number of scores in memory while the logged actions are scored."""
@@ -122,6 +122,10 @@ class LogsDomain(Domain):
         """Windows of one episode follow each other and are resampled together."""
 
     @property
+    def registered(self) -> tuple[str, LogsConfig]:
+        return self.name, self.config
+
+    @property
     def episodes(self) -> dict[str, int]:
         return {split: len(self.windows(split)) for split in ("validation", "test")}
 
@@ -205,14 +209,10 @@ def known_as(name: str) -> tuple[str, LogsConfig]:
 
 def settings(values: Mapping[str, Any], where: str) -> LogsConfig:
     """Return settings from a table of values; a name alone may stand for a list of one."""
-    from uat.settings import field_types
-
     known = field_types(LogsConfig)
     values = with_current_names(LogsConfig, values)
     for name in values:
         if name not in known:
-            import difflib
-
             close = difflib.get_close_matches(name, known, n=1)
             advice = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
             raise ValueError(f"{where} set {name!r}, which is not a setting of a log; {advice}")
@@ -221,6 +221,3 @@ def settings(values: Mapping[str, Any], where: str) -> LogsConfig:
         for name, value in values.items()
     }
     return LogsConfig(**{name: checked(value, known[name], f"domain.{name}") for name, value in listed.items()})
-
-
-__all__ = ["Box", "LoggedEpisodes", "LogsDomain", "Preparation", "known_as", "name_of", "settings"]

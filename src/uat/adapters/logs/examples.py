@@ -103,9 +103,7 @@ def hidden_regime(
         "clicked": (generator.random(rows) < chance_N).astype(np.float32),
         "propensity": np.take_along_axis(probability_NA, action_N[:, None], axis=1)[:, 0],
     }
-    return Example(
-        columns=columns, best_N=best_N, regime_N=regime_N, probability_NA=probability_NA, value_NA=value_NA
-    )
+    return Example(columns=columns, best_N=best_N, regime_N=regime_N, probability_NA=probability_NA, value_NA=value_NA)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ Lazy = Any
 
 
 def find(path: str) -> list[Path]:
-    """Return the files of a log, all of one kind; raise FileError if there are none."""
+    """Return the files of a log, all of one kind; raise FileError if there is no such file."""
     place = Path(path)
     if not path:
         raise ValueError("domain.path='' names no log: give one, such as uat train logs:events.parquet")
@@ -42,7 +42,9 @@ def find(path: str) -> list[Path]:
     kinds = sorted({file.suffix for file in files})
     if len(kinds) != 1 or len(files) > MOST_FILES:
         held = f"{len(files):,} files" if len(kinds) == 1 else f"files of the kinds {', '.join(kinds) or 'none'}"
-        raise FileError(f"{place} holds {held}: expected files of one kind ({', '.join(SUFFIXES)}), at most {MOST_FILES:,}")
+        raise FileError(
+            f"{place} holds {held}: expected files of one kind ({', '.join(SUFFIXES)}), at most {MOST_FILES:,}"
+        )
     return files
 
 

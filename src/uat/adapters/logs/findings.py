@@ -64,7 +64,9 @@ class Checked:
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per fact and finding, for a table."""
-        facts = [{"what": name, "severity": "fact", "count": None, "sentence": str(x)} for name, x in self.facts.items()]
+        facts = [
+            {"what": name, "severity": "fact", "count": None, "sentence": str(x)} for name, x in self.facts.items()
+        ]
         findings = [
             {"what": f.name, "severity": f.severity, "count": f.count, "sentence": f.sentence} for f in self.findings
         ]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from uat.adapters.logs.columns import codes, flags, numbers
+from uat.adapters.logs.columns import codes, flags
 from uat.adapters.logs.config import LogsConfig
 from uat.adapters.logs.files import Log
 from uat.adapters.logs.findings import Findings
@@ -135,8 +135,8 @@ def _order(config: LogsConfig, log: Log, episode_N: Array, time_N: Array | None,
         findings.warning(
             "unsorted-time",
             late_N.sum(),
-            f"{log.place(row, config.time)}: {int(late_N.sum()):,} of {len(order_N):,} rows are earlier than the row of "
-            "their episode before; rows are sorted by time, so check that the column is the time of the decision",
+            f"{log.place(row, config.time)}: {int(late_N.sum()):,} of {len(order_N):,} rows are earlier than the row "
+            "of their episode before; rows are sorted by time, so check that the column is the time of the decision",
         )
         order_N = np.lexsort((time_N, episode_N))
         here_N, when_N = episode_N[order_N], time_N[order_N]
@@ -149,8 +149,9 @@ def _order(config: LogsConfig, log: Log, episode_N: Array, time_N: Array | None,
         findings.error(
             "duplicate-steps",
             twice_N.sum(),
-            f"{log.place(rows[1], config.time)}: {int(twice_N.sum()):,} rows repeat the episode and the time of another, "
-            f"this one those of row {rows[0] + 1}; remove them, or keep one by domain.duplicates=first or last",
+            f"{log.place(rows[1], config.time)}: {int(twice_N.sum()):,} rows repeat the episode and the time of "
+            f"another, this one those of row {rows[0] + 1}; remove them, or keep one by domain.duplicates=first or "
+            "last",
         )
         return order_N
     return order_N[np.append(True, ~twice_N) if config.duplicates == "first" else np.append(~twice_N, True)]
@@ -163,8 +164,8 @@ def _check_ends(log: Log, config: LogsConfig, keys: Keys, findings: Findings) ->
         findings.error(
             "rows-after-the-end",
             early_N.sum(),
-            f"{log.place(row, config.done)} ends the episode, but later rows of it follow, in {int(early_N.sum()):,} cases; "
-            "give each part an episode of its own, or leave domain.episode empty",
+            f"{log.place(row, config.done)} ends the episode, but later rows of it follow, in {int(early_N.sum()):,} "
+            "cases; give each part an episode of its own, or leave domain.episode empty",
         )
 
 

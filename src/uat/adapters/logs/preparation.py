@@ -1,4 +1,4 @@
-"""What turns raw rows into observations and ids into actions: vocabularies and statistics of the training part.
+"""The map from raw rows to observations, and from ids to actions: vocabularies and statistics of the training part.
 
 A preparation is saved with a run (preparation.json), so that a session takes raw rows without the log.
 """
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from uat.files import FileError, check_path, read_json
-from uat.settings import shown
+from uat.settings import checked, field_types, shown
 from uat.spec import Box, Discrete, Items, Named, Spec, Vector, Weights
 
 FILE = "preparation.json"
@@ -164,9 +164,14 @@ class Preparation:
         try:
             if data["format"] != FORMAT:
                 raise ValueError(f"it has format {data['format']!r}, and this version reads {FORMAT}")
-            own = {name: value for name, value in data.items() if name not in ("format", "categories")}
-            lists = {name: tuple(value) if isinstance(value, list) else value for name, value in own.items()}
-            made = cls(categories={k: tuple(map(str, v)) for k, v in data["categories"].items()}, **lists)
+            kinds = field_types(cls)
+            if unknown := sorted(data.keys() - kinds.keys() - {"format"}):
+                raise ValueError(f"unknown field {unknown[0]}")
+            own = {name: checked(value, kinds[name], name) for name, value in data.items() if name != "format"}
+            own["categories"] = {c: checked(names, tuple[str, ...], c) for c, names in own["categories"].items()}
+            made = cls(**own)
+            if not all(math.isfinite(x) for x in (*made.mean, *made.scale)) or 0 in made.scale:
+                raise ValueError("its statistics are not positive and finite")
             if not len(made.numbers) == len(made.mean) == len(made.scale):
                 raise ValueError("its statistics are not those of its columns")
             _ = made.observation_space, made.action_space

@@ -7,8 +7,6 @@ Axes: B streams, A actions.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -37,7 +35,6 @@ def habits(spec: Spec, counts_PA: Tensor | None) -> dict[str, Agent[None]]:
     """Return references for actions that are ids, given how often each followed each in training."""
     if counts_PA is None:
         return {}
-    spec = replace(spec)
     marginal_A = (counts_PA.sum(0).double() + 1).log().log_softmax(0)
     after_PA = (counts_PA.double() + marginal_A.exp()).log().log_softmax(1)
     tables = {

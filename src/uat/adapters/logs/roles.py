@@ -46,8 +46,8 @@ def roles_of(config: LogsConfig, log: Log, findings: Findings) -> Roles:
             _check_column(column, setting, log)
     if not config.action:
         raise FileError(
-            f"domain.action is empty: name the column of the action, such as --action {_guess(log)}; "
-            f"{log.path} has the columns {_listed(log.kinds)}"
+            f"domain.action is empty: name the column of the action by --action COLUMN; {log.path} has the columns "
+            f"{_listed(log.kinds)}"
         )
     action = matched(config.action, "action", log)
     allowed = _allowed(config, log)
@@ -91,7 +91,8 @@ def matched(patterns: Iterable[str], setting: str, log: Log) -> tuple[str, ...]:
     for name in found:
         if log.kinds[name] == "other" or (log.kinds[name] in ("list", "time") and setting != "allowed"):
             raise FileError(
-                f"{log.path}: row 1, column {name} holds {_described(log.kinds[name])}, which domain.{setting} cannot use"
+                f"{log.path}: row 1, column {name} holds {_described(log.kinds[name])}, which domain.{setting} does "
+                "not take"
             )
     return tuple(found)
 
@@ -112,10 +113,6 @@ def _near(word: str, log: Log) -> str:
 
 def _listed(names: Iterable[str]) -> str:
     return shown(", ".join(names), 300).strip("'")
-
-
-def _guess(log: Log) -> str:
-    return next((name for name in log.kinds if "action" in name.lower()), next(iter(log.kinds), "COLUMN"))
 
 
 def _allowed(config: LogsConfig, log: Log) -> dict[str, str]:

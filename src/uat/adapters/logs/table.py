@@ -184,8 +184,8 @@ def _check_values(log: Log, name: str, value_N: Array, wrong_N: Array, findings:
     findings.error(
         "missing-values",
         wrong_N.sum(),
-        f"{log.place(row, name)} {what}, as in {int(wrong_N.sum()):,} of {len(value_N):,} rows; correct them, leave the "
-        "column out, or fill missing values by domain.missing=fill",
+        f"{log.place(row, name)} {what}, as in {int(wrong_N.sum()):,} of {len(value_N):,} rows; correct them, leave "
+        "the column out, or fill missing values by domain.missing=fill",
     )
 
 
@@ -245,8 +245,8 @@ def _rewards(config: LogsConfig, log: Log, keys: Keys, findings: Findings) -> tu
         findings.error(
             "reward-not-a-number",
             wrong_N.sum(),
-            f"{log.place(row, config.reward)}: the reward is {log.value(row, config.reward)!r:.60}, not a finite number, as "
-            f"in {int(wrong_N.sum()):,} rows; leave it empty where it is unknown",
+            f"{log.place(row, config.reward)}: the reward is {log.value(row, config.reward)!r:.60}, not a finite "
+            f"number, as in {int(wrong_N.sum()):,} rows; leave it empty where it is unknown",
         )
     odd_N = missing_N | wrong_N
     reward_N = np.where(odd_N, 0.0, value_N)[keys.order_N].astype(np.float32)
@@ -267,16 +267,15 @@ def _propensities(config: LogsConfig, log: Log, roles: Roles, keys: Keys, findin
     if not config.propensity:
         return None
     [(_, value_N, _)] = numbers(log, [config.propensity], len(keys.order_N))
-    most = 1.0 + 1e-6 if roles.action_kind == "ids" else np.inf
+    most, limit = (1.0 + 1e-6, "1") if roles.action_kind == "ids" else (np.inf, "infinity")
     wrong_N = ~((value_N > 0) & (value_N <= most) & np.isfinite(value_N))
     if wrong_N.any():
         row = int(wrong_N.argmax())
         findings.error(
             "propensities",
             wrong_N.sum(),
-            f"{log.place(row, config.propensity)}: the propensity is {log.value(row, config.propensity)!r:.60}, outside "
-            f"(0, {'1' if roles.action_kind == 'ids' else 'infinity'}], as in {int(wrong_N.sum()):,} rows; a logged action has "
-            "a positive probability",
+            f"{log.place(row, config.propensity)}: the propensity is {log.value(row, config.propensity)!r:.60}, "
+            f"outside (0, {limit}], as in {int(wrong_N.sum()):,} rows; a logged action has a positive probability",
         )
         value_N = np.where(wrong_N, 1.0, value_N)
     return np.minimum(value_N, most)[keys.order_N].astype(np.float32)

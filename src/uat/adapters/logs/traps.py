@@ -1,7 +1,7 @@
 """Traps of learning from logs: leaks, the copycat, confounders, rare actions and rewards, scales.
 
-Associations are measured on at most SAMPLE rows of whole episodes, after numbers are put into BINS groups of equal size.
-Each threshold is far above what independent columns of that many rows show.
+Associations are measured on at most SAMPLE rows of whole episodes, after numbers are put into BINS groups of equal
+size. Each threshold is far above what independent columns of that many rows show.
 
 Axes: N rows of the sample, A actions, K groups.
 """
@@ -65,7 +65,11 @@ def sample_of(table: Table) -> Sample:
     """Return the rows of evenly spaced episodes of a table."""
     keys = table.keys
     step = -(-len(keys.order_N) // SAMPLE)
-    rows = np.flatnonzero(keys.episode_N % step == 0) if keys.episodes > 10 * step else np.arange(len(keys.order_N))[:SAMPLE]
+    rows = (
+        np.flatnonzero(keys.episode_N % step == 0)
+        if keys.episodes > 10 * step
+        else np.arange(len(keys.order_N))[:SAMPLE]
+    )
     action = table.steps.action[torch.from_numpy(rows)].numpy()
     known = table.steps.known_N
     follows_N = np.append(np.diff(rows) == 1, False)
@@ -183,15 +187,15 @@ def _actions(config: LogsConfig, table: Table, sample: Sample, findings: Finding
         findings.warning(
             "rare-actions",
             len(rare),
-            f"{len(rare)} of {len(names)} actions are rare: {names[i]!r} was taken in {count_A[i]:,} of {total:,} training "
-            "rows; a policy cannot learn when they pay, so merge them, or leave them out",
+            f"{len(rare)} of {len(names)} actions are rare: {names[i]!r} was taken in {count_A[i]:,} of {total:,} "
+            "training rows; a policy cannot learn when they pay, so merge them, or leave them out",
         )
     if (most := count_A.max() / total) > DOMINANT:
         findings.warning(
             "class-imbalance",
             1,
-            f"the action {names[int(count_A.argmax())]!r} makes {most:.1%} of the training rows: always taking it has that "
-            "accuracy, so compare log-likelihoods with the reference `frequent`",
+            f"the action {names[int(count_A.argmax())]!r} makes {most:.1%} of the training rows: always taking it has "
+            "that accuracy, so compare log-likelihoods with the reference `frequent`",
         )
     pair_N = np.flatnonzero(sample.follows_N)
     if len(pair_N) >= FEWEST:
@@ -223,8 +227,8 @@ def _rewards(config: LogsConfig, table: Table, findings: Findings) -> None:
         findings.warning(
             "rare-rewards",
             int((known != usual).sum()),
-            f"column {config.reward} is {usual:g} in {share:.2%} of the rows and differs in {int((known != usual).sum()):,}: "
-            "feedback is rare, so use long windows, or a reward that comes more often",
+            f"column {config.reward} is {usual:g} in {share:.2%} of the rows and differs in "
+            f"{int((known != usual).sum()):,}: feedback is rare, so use long windows, or a more frequent reward",
         )
 
 
@@ -233,15 +237,18 @@ def _scales(config: LogsConfig, table: Table, findings: Findings) -> None:
     if not names:
         return
     if not config.standardise:
-        obs = table.steps.obs[: SAMPLE].double()
-        values = obs[:, -len(names) :] if not isinstance(table.spec.obs, Named) else table.spec.obs.unpack(obs)["numbers"]
+        obs = table.steps.obs[:SAMPLE].double()
+        values = (
+            obs[:, -len(names) :] if not isinstance(table.spec.obs, Named) else table.spec.obs.unpack(obs)["numbers"]
+        )
         mean, scale = values.mean(0).tolist(), values.std(0).clamp_min(1e-12).tolist()
     size = [max(abs(m), s) for m, s in zip(mean, scale, strict=True)]
     worst = int(np.argmax(size))
     if size[worst] < SCALES and max(scale) < SCALES * min(scale):
         return
     sentence = (
-        f"columns have very different scales: {names[worst]} has mean {mean[worst]:.4g} and deviation {scale[worst]:.4g}"
+        f"columns have very different scales: {names[worst]} has mean {mean[worst]:.4g} "
+        f"and deviation {scale[worst]:.4g}"
     )
     if config.standardise:
         findings.note("raw-scales", len(names), f"{sentence}; they are standardised (domain.standardise)")
@@ -264,7 +271,7 @@ def _leaks(name: str, group_N: Array, sample: Sample, config: LogsConfig, findin
         findings.warning(
             "action-leak",
             1,
-            f"column {name} gives the action away in {share:.1%} of the rows (the most frequent action: {without:.1%}): "
+            f"column {name} gives the action away in {share:.1%} of rows (the most frequent action: {without:.1%}); "
             f"{advice}",
         )
     known = sample.known_N
@@ -282,8 +289,8 @@ def _leaks(name: str, group_N: Array, sample: Sample, config: LogsConfig, findin
         findings.warning(
             "next-step-leak",
             1,
-            f"column {name} explains {part:.1%} of the variance of {config.reward} one step later: it may belong to the "
-            "next row; shift it, or leave it out by domain.observations",
+            f"column {name} explains {part:.1%} of the variance of {config.reward} one step later: it may belong to "
+            "the next row; shift it, or leave it out by domain.observations",
         )
     later, without = given_away(group_N[now], sample.action_N[now + 1])
     own, _ = given_away(sample.action_N[now], sample.action_N[now + 1])
@@ -291,8 +298,8 @@ def _leaks(name: str, group_N: Array, sample: Sample, config: LogsConfig, findin
         findings.warning(
             "next-step-leak",
             1,
-            f"column {name} gives away {later:.1%} of the actions one step later: it may belong to the next row; shift it, "
-            "or leave it out by domain.observations",
+            f"column {name} gives away {later:.1%} of the actions one step later: it may belong to the next row; "
+            "shift it, or leave it out by domain.observations",
         )
 
 
