@@ -1,7 +1,8 @@
-"""What is odd in a log is found and nothing else is; logs that cannot be used are refused with file, row and column."""
+"""Oddities of a log are found, and nothing else is; unusable logs are refused with file, row and column."""
 
 from __future__ import annotations
 
+import datetime
 import json
 from pathlib import Path
 from typing import Any
@@ -208,7 +209,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "row 1, column over: 'maybe' is neither true nor false",
     ),
     "dates": (
-        {**TABLE, "born": [np.datetime64("2000-01-01")] * 160},
+        {**TABLE, "born": [datetime.date(2000, 1, 1)] * 160},
         {},
         "row 1, column born holds dates or times, which cannot be observed: leave it out",
     ),

@@ -96,12 +96,20 @@ class LoggedEpisodes(Recording):
         parts, size = [], max(1, AT_ONCE // self.spec.action.numbers)
         for begin in range(0, valid_BT.numel(), size):
             rows = slice(begin, begin + size)
-            law = distribution(self.spec, answers.every(rows))
-            difference_R = (law.mode == action[rows]) if self.discrete else (law.mode - action[rows]).abs().mean(-1)
-            parts.append(torch.stack([law.log_prob(action[rows]).double(), difference_R.double()], dim=1))
+            numbers = answers.every(rows)
+            law = distribution(self.spec, numbers)
+            agreement_R = _met(numbers, action[rows]) if self.discrete else (law.mode - action[rows]).abs().mean(-1)
+            parts.append(torch.stack([law.log_prob(action[rows]).double(), agreement_R.double()], dim=1))
         score_BTM = torch.cat(parts).view(*valid_BT.shape, 2).masked_fill(~valid_BT[..., None], 0.0)
         sums = {name: score_BTM[..., i].sum(1) for i, name in enumerate(("log_likelihood", "agreement"))}
         return replace(trajectory, facts={**trajectory.facts, **sums})
+
+
+def _met(score_RA: Tensor, action_R: Tensor) -> Tensor:
+    """Return 1 where the logged action has the highest score, or its share of the actions that share that score."""
+    most_R1 = score_RA.amax(-1, keepdim=True)
+    hit_R = score_RA.gather(-1, action_R.clamp_min(0)[:, None]) == most_R1
+    return hit_R[:, 0] / (score_RA == most_R1).sum(-1)
 
 
 class LogsDomain(Domain):

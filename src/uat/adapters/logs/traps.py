@@ -258,7 +258,7 @@ def _scales(config: LogsConfig, table: Table, findings: Findings) -> None:
 
 def _constant(name: str, group_N: Array, findings: Findings) -> None:
     if group_N.min() == group_N.max():
-        findings.warning("constant-columns", 1, f"column {name} has one value: leave it out by domain.observations")
+        findings.warning("constant-columns", 1, f"column {name} has 1 value: leave it out by domain.observations")
 
 
 def _leaks(name: str, group_N: Array, sample: Sample, config: LogsConfig, findings: Findings) -> None:
