@@ -30,6 +30,7 @@ from uat.evaluation.scores import evaluate
 from uat.files import FileError
 from uat.recipes import compose
 from uat.spec import Box, Discrete, Items, Named, Vector, Weights
+from uat.tensor_files import RunError
 
 SMALL = ["--preset", "smoke", "--train.epochs", "2", "--device", "cpu"]
 
@@ -105,8 +106,12 @@ def test_a_column_may_hold_the_split(example: Example, tmp_path: Path) -> None:
     assert "part" not in domain.table.preparation.categories
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".arrow", "folder"])
-def test_all_formats_give_the_same_steps(example: Example, log: Path, suffix: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", [".csv", "large.csv", ".arrow", "folder"])
+def test_all_formats_give_the_same_steps(
+    example: Example, log: Path, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if suffix == "large.csv":
+        monkeypatch.setattr("uat.adapters.logs.files.PARSED_ONCE", 1)
     if suffix == "folder":
         frame = pl.read_parquet(log)
         frame[:333].write_parquet(tmp_path / "a.parquet")
@@ -301,6 +306,9 @@ def test_a_cloned_policy_beats_the_references_and_takes_raw_rows_without_the_log
     recorded = all_windows(domain, "test")
     with torch.no_grad():
         answers = uat.load(run.path).logits(domain.spec.clock.batch(recorded))[0].argmax(-1)
+    write(hidden_regime(120, 10, seed=1), path)
+    with pytest.raises(RunError, match=r"events\.parquet is not the file that runs/events-uat-smoke-0 was trained on"):
+        evaluate(run, device="cpu")
     path.unlink()
 
     prepared, session = preparation(run), uat.Session(uat.load(run.path))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
+import tempfile
+import weakref
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
@@ -18,6 +21,8 @@ SUFFIXES = (".parquet", ".csv", ".arrow", ".ipc", ".feather")
 MOST_FILES = 10_000
 WHOLE = 2**30
 """Largest size in bytes of a file whose contents are hashed as a whole."""
+PARSED_ONCE = 2**25
+"""Size in bytes from which on CSV is parsed once into a temporary file of columns, and not again for every column."""
 SAMPLES, SAMPLE = 1024, 2**20
 """Number and size in bytes of the evenly spaced blocks that are hashed in a larger file."""
 
@@ -84,9 +89,9 @@ def _digest(files: Fingerprint) -> str:
     return total.hexdigest()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Log:
-    """The rows of a log as a lazy frame, and their places in files."""
+    """The rows of a log as a lazy frame, and their places in files. A temporary file of columns goes with it."""
 
     path: str
     frame: Lazy
@@ -152,7 +157,13 @@ def open_log(path: str) -> Log:
         _check_same(name, _schema(pl, name, lazy), first_name, first)
     with reading(Path(path)), silenced():
         frame = pl.concat([lazy.select(list(first)) for _, lazy in lazies], how="vertical_relaxed")
-        return Log(path, frame, _kinds(pl, frame.collect_schema()), lazies, before)
+        log = Log(path, frame, _kinds(pl, frame.collect_schema()), lazies, before)
+        if first_name.endswith(".csv") and sum(size for _, size, _ in before) >= PARSED_ONCE:
+            columns = Path(tempfile.mkdtemp(prefix="uat-logs-")) / "columns.parquet"
+            weakref.finalize(log, shutil.rmtree, columns.parent, ignore_errors=True)
+            frame.sink_parquet(columns, compression="lz4")
+            log.frame = pl.scan_parquet(columns)
+        return log
 
 
 def _scan(pl: Any, file: Path) -> Lazy:

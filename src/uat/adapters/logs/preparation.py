@@ -185,8 +185,8 @@ class Preparation:
 
 
 def preparation(run: Any) -> Preparation:
-    """Return the preparation that a run folder holds, without the log that the run was trained on."""
-    folder = check_path(getattr(run, "path", run), "run")
+    """Return the preparation that a run, or its folder, holds, without the log that the run was trained on."""
+    folder = check_path(run if isinstance(run, str | Path) else run.path, "run")
     file = Path(folder) / FILE
     if not file.is_file():
         raise FileError(f"{folder} holds no {FILE}: it is not the run folder of a policy that was trained on logs")

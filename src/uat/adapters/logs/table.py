@@ -103,19 +103,18 @@ def read(config: LogsConfig, findings: Findings | None = None, log: Log | None =
     )
     reward_N, known_N = _rewards(config, log, keys, findings)
     allowed_N, allowed_SA = allowed_of(log, roles, names, keys, action, findings)
-    propensity_N = _propensities(config, log, roles, keys, findings)
-    log.check_unchanged()
     horizon = min(config.horizon, longest(keys))
     steps = Steps(
         obs=_packed(preparation, code_N, number_NO, len(keys.order_N)),
         action=torch.from_numpy(action),
         reward_N=torch.from_numpy(reward_N),
-        known_N=None if known_N is None else torch.from_numpy(known_N),
+        known_N=_tensor(known_N),
         terminated_N=torch.from_numpy(keys.terminated_N),
-        propensity_N=None if propensity_N is None else torch.from_numpy(propensity_N),
-        allowed_N=None if allowed_N is None else torch.from_numpy(allowed_N),
-        allowed_SA=None if allowed_SA is None else torch.from_numpy(allowed_SA),
+        propensity_N=_tensor(_propensities(config, log, roles, keys, findings)),
+        allowed_N=_tensor(allowed_N),
+        allowed_SA=_tensor(allowed_SA),
     )
+    log.check_unchanged()
     spec = Spec(
         obs=preparation.observation_space,
         action=preparation.action_space,
@@ -123,22 +122,27 @@ def read(config: LogsConfig, findings: Findings | None = None, log: Log | None =
         reward_lag=config.reward_lag,
         reward_scale=_reward_scale(config, reward_N, known_N, train_N),
     )
-    windows = {}
-    for place, split in enumerate(SPLITS):
-        own = cut(keys, place, horizon)
-        windows[split] = Windows(**{n: torch.from_numpy(getattr(own, n)) for n in ("begin_W", "length_W", "next_W")})
-    facts = {"rows": len(keys.order_N), "episodes": keys.episodes, **named(keys.part_N)}
-    counts = _transitions(action, keys, train_N, len(names)) if names else None
     return Table(
         spec=spec,
         preparation=preparation,
         roles=roles,
         steps=steps,
-        windows=windows,
+        windows=_windows(keys, horizon),
         keys=keys,
-        facts=facts,
-        action_counts=counts,
+        facts={"rows": len(keys.order_N), "episodes": keys.episodes, **named(keys.part_N)},
+        action_counts=_transitions(action, keys, train_N, len(names)) if names else None,
     )
+
+
+def _tensor(values: Array | None) -> Tensor | None:
+    return None if values is None else torch.from_numpy(values)
+
+
+def _windows(keys: Keys, horizon: int) -> dict[str, Windows]:
+    """Return the windows of each split."""
+    cuts = {split: cut(keys, place, horizon) for place, split in enumerate(SPLITS)}
+    names = ("begin_W", "length_W", "next_W")
+    return {split: Windows(**{n: torch.from_numpy(getattr(own, n)) for n in names}) for split, own in cuts.items()}
 
 
 # ---------------------------------------------------------------- observations
