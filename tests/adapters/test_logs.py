@@ -289,6 +289,28 @@ def test_references_know_the_habits_of_the_logging_policy(tmp_path: Path) -> Non
     assert domain.spec.obs == Vector(1)  # nothing is observed
 
 
+def test_recordings_follow_the_contract_of_worlds(example: Example, log: Path) -> None:
+    """Noise depends on seed and id alone, finite splits hold every window once, and nothing is read on the host."""
+    domain = domain_of(log, example.roles)
+    for split in ("train", "validation", "test"):
+        worlds: Any = domain.simulator(split, "cpu")  # pyright: ignore[reportArgumentType]
+        ids, some = torch.arange(40), torch.tensor([31, 5, 0, 5])
+        whole, part = worlds.noise(ids, 7)["window"], worlds.noise(some, 7)["window"]
+        assert torch.equal(part, whole[some])
+        other = worlds.noise(ids, 8)["window"]
+        assert torch.equal(other, whole) == (split != "train")
+        count = domain.episodes.get(split)
+        if count is not None:
+            assert worlds.noise(torch.arange(count + 1), 0)["window"].tolist() == [*range(count), 0]
+    agents = {**domain.references(), "policy": build_random("uat", domain.spec).to("meta")}
+    recording = domain.simulator("test", "meta")
+    for agent in agents.values():
+        scored = replay(agent, recording, {"window": torch.arange(5, device="meta")})
+        assert all(value.shape == (5,) for value in domain.measure(scored).values())
+    few = domain_of(log, example.roles, test_windows=3, horizon=4)
+    assert few.episodes["test"] == len(few.simulator("test", "cpu")) == 3
+
+
 def test_a_cloned_policy_beats_the_references_and_takes_raw_rows_without_the_log(
     example: Example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -175,6 +175,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "empty": (changed(9, "kind", None), {}, "row 10, column kind is empty, as in 1 of 160 rows"),
     "no episode": (changed(9, "who", None), {}, "row 10, column who is empty: every row needs an episode"),
     "no time": (changed(9, "when", None), {}, "row 10, column when: None is not a time; write numbers"),
+    "no date": (
+        {**TABLE, "when": ["soon"] * 160},
+        {},
+        "row 1, column when: 'soon' is not a time; write numbers, dates",
+    ),
     "no action": (changed(9, "did", None), {}, "row 10, column did is empty: every step needs the action"),
     "unseen action": (
         changed(150, "did", "jump"),
@@ -345,7 +350,8 @@ def test_settings_that_contradict_each_other() -> None:
 
 def test_times_may_be_dates_or_text(tmp_path: Path) -> None:
     day = [f"2024-01-{1 + i % 4:02d}" for i in range(160)]
-    for values in (day, [f"{d} 12:00:00" for d in day], pl.Series(day).str.to_date(), pl.Series(day).str.to_datetime()):
+    date, stamp = pl.Series(day).str.to_date(), pl.Series(day).str.to_datetime()
+    for values in (day, [f"{d} 12:00:00" for d in day], date, stamp, stamp.dt.replace_time_zone("Europe/Paris")):
         pl.DataFrame({**TABLE, "when": values}).reverse().write_parquet(tmp_path / "log.parquet")
         keys = read(LogsConfig(path=str(tmp_path / "log.parquet"), **ROLES)).keys
         assert keys.step == 86400

@@ -19,15 +19,23 @@ class Habit(Agent[None]):
     """Takes each action with a probability that depends on the previous action alone."""
 
     def __init__(self, spec: Spec, log_prob_PA: Tensor) -> None:
-        self.spec, self.log_prob_PA = spec, log_prob_PA
-        """The last row is for the first step of a stream."""
+        """The last row of the table is for the first step of a stream."""
+        self.spec = spec
+        self._tables = {log_prob_PA.device: log_prob_PA}
+
+    def on(self, device: torch.device) -> Tensor:
+        """Return the table on a device, copied once: a CUDA graph cannot contain copies from the host."""
+        if device not in self._tables:
+            self._tables[device] = next(iter(self._tables.values())).to(device)
+        return self._tables[device]
 
     def init_state(self, streams: int, capacity: int, device: torch.device | str) -> None:
-        self.log_prob_PA = self.log_prob_PA.to(device)
+        return None
 
     def step(self, state: None, step: Step) -> tuple[Tensor, None]:
         previous_B = torch.where(step.first, -1, step.prev_action)
-        logits_BA = self.log_prob_PA[previous_B % len(self.log_prob_PA)]
+        table_PA = self.on(step.first.device)
+        logits_BA = table_PA[previous_B % len(table_PA)]
         return logits_BA if step.allowed is None else logits_BA.masked_fill(~step.allowed, -torch.inf), None
 
 
