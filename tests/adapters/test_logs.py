@@ -207,6 +207,20 @@ def test_allowed_actions(form: str, example: Example, tmp_path: Path) -> None:
     assert domain.table.roles.categories == ("region",)
 
 
+def test_another_column_may_be_imitated(example: Example, tmp_path: Path) -> None:
+    path = write(example.with_best(), tmp_path / "log.parquet")
+    domain = domain_of(path, example.roles, target="best")
+    t = all_windows(domain, "test")
+    rows = domain.table.keys.order_N[domain.table.keys.part_N == 2]
+    assert np.array_equal(t.required_target[t.valid].numpy(), example.best_N[rows])
+    assert np.array_equal(t.action[t.valid].numpy(), example.columns["offer"].code_N[rows])
+    assert "best" not in domain.table.preparation.categories
+    scored = replay(domain.references()["random"], domain.simulator("test", "cpu"), {"window": torch.arange(3)})
+    assert domain.summarise(domain.measure(scored))["accuracy"].mean() == pytest.approx(0.25)
+    with pytest.raises(FileError, match=r"row 1, column region: the action '.*' is unknown: it never occurs"):
+        domain_of(path, example.roles, target="region", observations=("x*",))
+
+
 @pytest.mark.parametrize("kind", ["numbers", "weights"])
 def test_continuous_actions(kind: Any, example: Example, tmp_path: Path) -> None:
     share_NA = np.random.default_rng(0).dirichlet([1, 1, 1], len(example.columns["day"]))

@@ -119,7 +119,9 @@ def changed_data(run: Run) -> str | None:
     file, config = run.file("manifest.json"), run.config
     kept = read_json(file).get("data") if file.is_file() else None
     now = DOMAINS[config.domain_name].content(config.domain)
-    for name, digest in now.items() if isinstance(kept, dict) else ():
+    if not isinstance(kept, dict):
+        return None
+    for name, digest in now.items():
         if kept.get(name, digest) != digest:
             path = getattr(config.domain, name)
             return f"{path} is not the file that {run.path} was trained on: its contents have changed (domain.{name})"

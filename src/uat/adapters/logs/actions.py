@@ -84,6 +84,24 @@ def _ids(
     return id_N, kept
 
 
+def targets_of(config: LogsConfig, log: Log, names: tuple[str, ...], keys: Keys) -> Array | None:
+    """Return the ids of the actions to imitate; None: the logged ones."""
+    if not config.target:
+        return None
+    if not names:
+        raise FileError(f"{log.path}: domain.target is for actions that are ids, and these are numbers")
+    code_N, own = codes(log, config.target)
+    place = {name: i for i, name in enumerate(names)}
+    target_N = np.array([*(place.get(name, -1) for name in own), -1], dtype=np.int32)[code_N]
+    if (odd_N := target_N < 0).any():
+        row = int(odd_N.argmax())
+        raise FileError(
+            f"{log.place(row, config.target)}: the action {log.value(row, config.target)!r:.60} is unknown: it never "
+            "occurs in the training part; list all actions in domain.actions"
+        )
+    return target_N[keys.order_N]
+
+
 def _limits(
     config: LogsConfig, log: Log, roles: Roles, keys: Keys, train_N: Array, value_NA: Array, findings: Findings
 ) -> Limits:

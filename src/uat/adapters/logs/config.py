@@ -41,6 +41,8 @@ class LogsConfig:
     """Lower limits of actions that are numbers; empty: the training part's, with a margin of a tenth of its range."""
     high: tuple[Number, ...] = ()
     """Upper limits of actions that are numbers."""
+    target: str = ""
+    """Column of the action to imitate, such as an expert's, named as in `action`; empty: the logged action."""
     reward: str = ""
     """Column of the reward; a missing value is an unknown reward. Empty: all rewards are unknown."""
     propensity: str = ""

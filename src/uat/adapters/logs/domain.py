@@ -1,6 +1,7 @@
 """A log as a domain: its windows are recordings, and a policy is scored by the logged actions.
 
-The target of a step is the logged action, so that imitation is behaviour cloning. Every window starts without memory.
+The target of a step is the logged action, so that imitation is behaviour cloning, or that of a column. Every window
+starts without memory.
 Agents answer at every step (`Recording.every_step`), since a log has a decision at each of them; metrics are means over
 all real steps of all windows of a split.
 
@@ -69,6 +70,8 @@ class LoggedEpisodes(Recording):
         action = steps.action[row_BT].long() if self.discrete else steps.action[row_BT]
         padding = ~valid_BT if self.discrete else ~valid_BT[..., None]
         action = action.masked_fill(padding, -1 if self.discrete else 0)
+        target = steps.target_N
+        target = None if target is None else target[row_BT].long().masked_fill(padding, -1)
         obs, final = steps.obs[row_BT], steps.obs[own.next_W[noise["window"]]]
         obs = obs.long().masked_fill(~valid_BT, -1) if ids else obs.masked_fill(~valid_BT[..., None], 0.0)
         allowed = None
@@ -83,16 +86,16 @@ class LoggedEpisodes(Recording):
             terminated=terminated_BT,
             truncated=last_BT & ~terminated_BT,
             final_obs=final.long() if ids else final,
-            target=action,
+            target=action if target is None else target,
             valid=valid_BT,
             allowed=allowed,
             propensity=None if propensity is None else propensity[row_BT].masked_fill(~valid_BT, 1.0),
         )
 
     def judged(self, trajectory: Trajectory, noise: Noise, answers: Answers) -> Trajectory:
-        """Add the sums over each window's real steps of the log-probability of the logged action, and of how well the
-        most likely action agrees with it."""
-        valid_BT, action = trajectory.valid, trajectory.action.flatten(0, 1)
+        """Add the sums over each window's real steps of the log-probability of the target, which is the logged action
+        unless a column holds another, and of how well the most likely action agrees with it."""
+        valid_BT, action = trajectory.valid, trajectory.required_target.flatten(0, 1)
         parts, size = [], max(1, AT_ONCE // self.spec.action.numbers)
         for begin in range(0, valid_BT.numel(), size):
             rows = slice(begin, begin + size)

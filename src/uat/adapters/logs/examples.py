@@ -37,7 +37,7 @@ class Example:
 
     columns: dict[str, Any]
     best_N: Array
-    """The best action of each row, which depends on the hidden regime."""
+    """The best action of each row, which depends on the hidden regime. Ids are those of the domain."""
     regime_N: Array
     probability_NA: Array
     """Probability of each action under the logging policy."""
@@ -51,6 +51,10 @@ class Example:
 
     def without(self, column: str) -> Example:
         return replace(self, columns={name: x for name, x in self.columns.items() if name != column})
+
+    def with_best(self) -> Example:
+        """Return the example with the best action as a column `best`, for `target`."""
+        return self.having(best=self.columns["offer"].changed(self.best_N))
 
     def having(self, **columns: Any) -> Example:
         """Return the example with some columns replaced or added."""

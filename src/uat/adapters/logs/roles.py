@@ -39,7 +39,8 @@ class Roles:
 def roles_of(config: LogsConfig, log: Log, findings: Findings) -> Roles:
     """Resolve the columns that the settings name; raise FileError if one is missing or of an unsuitable kind."""
     single = {
-        name: getattr(config, name) for name in ("episode", "time", "reward", "propensity", "done", "split_column")
+        name: getattr(config, name)
+        for name in ("episode", "time", "target", "reward", "propensity", "done", "split_column")
     }
     for setting, column in single.items():
         if column:
@@ -54,8 +55,10 @@ def roles_of(config: LogsConfig, log: Log, findings: Findings) -> Roles:
     taken = {*single.values(), *action, *allowed}
     if config.observations:
         observed = matched(config.observations, "observations", log)
-        if twice := [name for name in observed if name in {*action, config.reward, config.propensity}]:
-            raise FileError(f"domain.observations matches {twice[0]}, which is the action, reward or propensity itself")
+        if twice := [name for name in observed if name in {*action, config.target, config.reward, config.propensity}]:
+            raise FileError(
+                f"domain.observations matches {twice[0]}, which is the action, target, reward or propensity"
+            )
     else:
         observed = tuple(name for name in log.kinds if name not in taken)
     forced = matched(config.categories, "categories", log) if config.categories else ()

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from uat.adapters.logs.actions import actions_of, allowed_of
+from uat.adapters.logs.actions import actions_of, allowed_of, targets_of
 from uat.adapters.logs.columns import codes, in_training, numbers
 from uat.adapters.logs.config import LogsConfig
 from uat.adapters.logs.files import Log, open_log
@@ -51,6 +51,8 @@ class Steps(TensorFields):
     """(N, O) float32, or (N,) int32 ids."""
     action: Tensor
     """(N,) int32 ids, or (N, A) float32."""
+    target_N: Tensor | None
+    """Ids of the actions to imitate; None: the logged actions."""
     reward_N: Tensor
     known_N: Tensor | None
     """False where the reward is unknown; None: all are known."""
@@ -107,6 +109,7 @@ def read(config: LogsConfig, findings: Findings | None = None, log: Log | None =
     steps = Steps(
         obs=_packed(preparation, code_N, number_NO, len(keys.order_N)),
         action=torch.from_numpy(action),
+        target_N=_tensor(targets_of(config, log, names, keys)),
         reward_N=torch.from_numpy(reward_N),
         known_N=_tensor(known_N),
         terminated_N=torch.from_numpy(keys.terminated_N),
