@@ -3,7 +3,8 @@
 The loop runs on tensors alone: no value is read back to the host, so that the whole rollout can be
 captured as one CUDA graph. Randomness of worlds and of sampled actions is handed in.
 
-In a `Recording` no action changes anything: the agent reads the episodes and scores actions at the last step.
+In a `Recording` no action changes anything: the agent reads the episodes and scores actions at the last step, or at
+every step.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ def replay(agent: Agent[Any] | Reader | Behaviour | None, recording: Recording, 
     trajectory = recording.trajectory(noise)
     if agent is None or isinstance(agent, Behaviour):
         return trajectory
-    answers = agent.read(recording.spec.clock.batch(trajectory))
+    batch = recording.spec.clock.batch(trajectory)
+    answers = agent.read_every(batch) if recording.every_step else agent.read(batch)
     return recording.judged(trajectory, noise, answers)
 
 

@@ -132,6 +132,17 @@ def check_box(name: str, values: Array, box: Box, shape: tuple[int, ...], valid:
     return x
 
 
+def check_propensities(values: Array, spec: Spec, shape: tuple[int, ...], valid: Tensor | None = None) -> Tensor:
+    """(B, T) probabilities of logged actions, in (0, 1], or positive densities in a box; 1 in padding."""
+    x = check_numbers("propensity", values, shape, valid)
+    most = MOST_NUMBER if isinstance(spec.action, Box) else 1.0
+    wrong = ~((x > 0) & (x <= most))
+    if (wrong := wrong if valid is None else wrong & valid).any():
+        where = _first(wrong)
+        raise ValueError(f"propensity: expected numbers in (0, {most:g}], got {x[where].item():g} at {where}")
+    return x if valid is None else torch.where(valid, x, torch.ones_like(x))
+
+
 def check_mask(name: str, values: Array, shape: tuple[int, ...]) -> Tensor:
     x = as_tensor(name, values, "booleans")
     if x.dtype != torch.bool or tuple(x.shape) != shape:

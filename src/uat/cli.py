@@ -36,7 +36,7 @@ from uat.paper.report.writing import write_report
 from uat.paper.studies.command import command as reproduce_command
 from uat.paper.studies.grids import STUDIES
 from uat.paper.studies.options import Reproduce
-from uat.recipes import default_folder, pairs, recipe
+from uat.recipes import compose, default_folder, pairs
 from uat.registry import Registry, is_address
 from uat.runs import Run
 from uat.settings import current_names
@@ -254,7 +254,7 @@ def run_train(args: list[str]) -> None:
 def parse_run(kind: type[Any], args: list[str], prog: str) -> tuple[Any, RunConfig]:
     """Return the options of a command that trains, and the config from its names and its flags of settings."""
     names = peek(args, prog)
-    default = recipe(names["domain"], names["method"], names["preset"], objective=names["objective"])
+    default = compose(names["domain"], names["method"], names["preset"], objective=names["objective"])
     sections = [(name, type(getattr(default, name)), field(default=getattr(default, name))) for name in SECTIONS]
     whole = make_dataclass(
         kind.__name__, sections, bases=(kind,), namespace={"__doc__": kind.__doc__}, kw_only=True, frozen=True
@@ -289,8 +289,8 @@ TUNING = ("trials", "prune", "workers", "executor", "address", "device", "thread
 
 
 def with_current_flags(args: list[str], config: RunConfig) -> list[str]:
-    """Return the arguments with old flags of renamed settings replaced by the current ones."""
-    flags: dict[str, str] = {}
+    """Return the arguments with short flags, and old flags of renamed settings, replaced by the current ones."""
+    flags = {f"--{name}": f"--domain.{name}" for name in DOMAINS[config.domain_name].short_flags}
     for section in SECTIONS:
         for old, new in current_names(type(getattr(config, section))).items():
             for no in ("", "no-"):
@@ -389,6 +389,9 @@ def run_demo(args: list[str]) -> None:
 
 
 def run_data(args: list[str]) -> None:
+    if len(args) > 1 and args[0] == "check" and ":" in args[1] and args[1] in DOMAINS:
+        run_check(args[1:])
+        return
     options = parse(Data, args, "uat data")
     if options.verb == "fetch":
         fetch = archives()[lookup("data set", options.name, archives())].fetch
@@ -406,6 +409,32 @@ def run_data(args: list[str]) -> None:
     reports = SOURCES[lookup("data", options.name, SOURCES)].check(options.path)
     print_rows([row for report in reports for row in report.rows()], as_json=options.json)
     if reason := next((report.unsupported_reason for report in reports if report.unsupported_reason), None):
+        raise ValueError(reason)
+
+
+def run_check(args: list[str]) -> None:
+    """Check the data of a domain such as logs:FILE, with the flags of `uat train`."""
+    default = compose(args[0])
+    check = DOMAINS[default.domain_name].check
+    if check is None:
+        raise ValueError(f"{args[0]} has no data to check")
+    named = (Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DOMAIN")], field(default=args[0]))
+    sections = [
+        ("domain_name", *named),
+        ("domain", type(default.domain), field(default=default.domain)),
+        ("json", Switch, False),
+    ]
+    kind = make_dataclass(
+        "Check",
+        sections,
+        namespace={"__doc__": "Check a log of decisions, with the flags of uat train."},
+        kw_only=True,
+        frozen=True,
+    )
+    options = parse(kind, with_current_flags(args, default), "uat data check", both_flags=True)
+    checked = check(options.domain)
+    print_rows(checked.rows(), as_json=options.json)
+    if reason := checked.unsupported_reason:
         raise ValueError(reason)
 
 
@@ -461,6 +490,7 @@ USAGE = """usage: uat COMMAND [OPTIONS]
   uat watch RUN [--out FILE.gif|FILE.mp4] ...      play test episodes and write them to a film
   uat demo [--out DIR]                             train Vanilla and UAT on DarkRoom, write a page
   uat data check NAME PATH [--json]                describe a file of yours, and whether it can be used
+  uat data check logs:FILE --action COLUMN ...     describe a log of decisions, and what is odd in it
   uat data fetch NAME FOLDER                       download a published data set, such as movielens-1m
   uat data prepare NAME PATH --out FILE            convert files to one that every machine can read
   uat reproduce STUDY [--preset P] [--dry-run] ... run or resume a study of the paper, or all
@@ -478,8 +508,8 @@ class TrainOptions:
     """Train a policy. Every setting of the chosen domain and method is a flag whose default comes from the preset."""
 
     domain_name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DOMAIN")]
-    """Domain, such as darkroom; a Gymnasium environment as gym:ID or gym:PACKAGE:ID; or your own code as
-    python:MODULE:CLASS."""
+    """Domain, such as darkroom; a Gymnasium environment as gym:ID or gym:PACKAGE:ID; your log as logs:FILE; or your own
+    code as python:MODULE:CLASS."""
     method_name: Annotated[str, tyro.conf.arg(name="method", metavar="NAME")] = "uat"
     """Method, such as uat or vanilla; or your own code as python:MODULE:CLASS."""
     objective_name: Annotated[str | None, tyro.conf.arg(name="objective", metavar="NAME")] = None

@@ -84,7 +84,8 @@ def _as_list(value: Any) -> list[Any]:
 
 
 class Answers(Protocol):
-    """Scores of actions at the last step of B episodes. All scores of all episodes never exist at once."""
+    """Scores of actions at the last step of B episodes, or at all steps of theirs, episode after episode (see
+    `Reader.read_every`). All scores of all episodes never exist at once."""
 
     def among(self, candidate_BK: Tensor) -> Tensor:
         """(B, K) scores of these actions."""
@@ -118,6 +119,10 @@ class Reader(ABC):
     def read(self, batch: Batch) -> Answers:
         """Return the answers at the last real step of each episode."""
 
+    def read_every(self, batch: Batch) -> Answers:
+        """Return the answers at every step: row b * T + t is step t of episode b, and padding may hold anything."""
+        raise ValueError(f"{type(self).__name__} answers at the last step of an episode alone")
+
 
 class Agent(Reader, Generic[State]):
     """Acts step by step: every policy, and every reference such as a Bayes filter."""
@@ -146,6 +151,9 @@ class Agent(Reader, Generic[State]):
     def read(self, batch: Batch) -> Answers:
         return read_by_steps(self, batch)
 
+    def read_every(self, batch: Batch) -> Answers:
+        return read_every_by_steps(self, batch)
+
 
 def read_by_steps(agent: Agent[Any], batch: Batch) -> Answers:
     """Return an agent's answers at the last real step, computed step by step: the slow twin of an overridden `read`."""
@@ -157,6 +165,16 @@ def read_by_steps(agent: Agent[Any], batch: Batch) -> Answers:
         logits_BA = now_BA if logits_BA is None else torch.where(last >= t, now_BA, logits_BA)
     assert logits_BA is not None
     return Logits(logits_BA)
+
+
+def read_every_by_steps(agent: Agent[Any], batch: Batch) -> Answers:
+    """Return an agent's answers at every step, computed step by step: the slow twin of an overridden `read_every`."""
+    streams, steps = batch.valid.shape
+    state, parts = agent.init_state(streams, steps, batch.obs.device), []
+    for t in range(steps):
+        now_BA, state = agent.step(state, batch.step(t))
+        parts.append(now_BA)
+    return Logits(torch.stack(parts, dim=1).flatten(0, 1))
 
 
 # ---------------------------------------------------------------- worlds
@@ -242,8 +260,11 @@ class Recording(Worlds):
     """Episodes that no action changes, such as those of a log: all steps exist in advance, and agents only read them.
 
     Training takes the episodes as they are. In evaluation an agent receives the recorded actions and rewards, never its
-    own, and answers at the last step of each episode.
+    own, and answers at the last step of each episode, or at every step.
     """
+
+    every_step: bool = False
+    """Whether agents answer at every step, by `read_every`, instead of at the last one."""
 
     @abstractmethod
     def trajectory(self, noise: Noise) -> Trajectory:

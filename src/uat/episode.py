@@ -88,6 +88,8 @@ class Trajectory(TensorFields):
     """Data of each step for metrics; hidden from methods unless the spec names it."""
     told: Told | None = None
     """The content of the feedback channel before the clock shifts it. None: the true actions and rewards."""
+    propensity: Tensor | None = None
+    """(B, T) probability with which the logging policy took the action, or its density. None: unknown."""
 
     @property
     def done(self) -> Tensor:

@@ -64,6 +64,7 @@ class CorruptedRecording(Recording):
 
     def __init__(self, worlds: Recording, config: FeedbackConfig) -> None:
         self.worlds, self.config, self.spec = worlds, config, worlds.spec
+        self.every_step = worlds.every_step
 
     def noise(self, episode_ids: Tensor, seed: int) -> Noise:
         return _drawn(self.worlds, self.config, episode_ids, seed)
@@ -221,6 +222,9 @@ class CorruptedDomain(Domain):
 
     def references_under(self, feedback: FeedbackConfig) -> Mapping[str, Agent[Any] | Reader]:
         return self.clean.references_under(feedback)
+
+    def preparation(self) -> Mapping[str, Any] | None:
+        return self.clean.preparation()
 
     @property
     def episodes(self) -> Mapping[str, int]:

@@ -11,6 +11,7 @@ from uat.checks import (
     check_allowed,
     check_mask,
     check_observations,
+    check_propensities,
     check_rewards,
     check_valid,
 )
@@ -30,13 +31,15 @@ def episodes(
     allowed: Array | None = None,
     truncated: Array | None = None,
     reward_known: Array | None = None,
+    propensity: Array | None = None,
 ) -> Trajectory:
     """Return B episodes of T steps as they happened: action[t] follows obs[t] and earns reward[t].
 
     target: what an expert would have done; unset: what was done. valid: False for padding at the end of short
     episodes. allowed: True where an action might be taken; targets are always allowed. truncated: (B,) True for
     episodes that went on after their last logged step; the others ended there. reward_known: False
-    where a reward is missing; it may be NaN there. `spec.clock.batch` makes of the result what a policy may know.
+    where a reward is missing; it may be NaN there. propensity: probability with which the logged action was taken, or
+    its density in a box. `spec.clock.batch` makes of the result what a policy may know.
     """
     checked(spec, Spec, "spec")
     shape = tuple(as_tensor("reward", reward).shape)
@@ -60,4 +63,5 @@ def episodes(
         target=right,
         valid=valid_BT,
         allowed=None if allowed is None else check_allowed(allowed, right, spec, valid_BT),
+        propensity=None if propensity is None else check_propensities(propensity, spec, shape, valid_BT),
     )

@@ -3,7 +3,7 @@
   config.json          every setting                          policy.safetensors   the best weights, with their spec
   manifest.json        version, commit, device, command       state/               enough to resume to the same numbers
   metrics.jsonl        one row per epoch, no wall times        scores.jsonl         scores of evaluations
-  timing.jsonl         the wall times
+  timing.jsonl         the wall times                       preparation.json     how raw rows of a log are observed
 
 Files are written under a temporary name and renamed; loading never unpickles.
 """
@@ -45,7 +45,7 @@ from uat.settings import changed_fields, checked, shown, with_current_names
 from uat.spec import Spec
 from uat.tensor_files import RunError, copied, first_not_finite, read_tensors, write_tensors
 
-PREPARED = frozenset({"config.json", "manifest.json", "tensorboard", lock.FILE})
+PREPARED = frozenset({"config.json", "manifest.json", "preparation.json", "tensorboard", lock.FILE})
 """Files of a folder whose training has written nothing yet; another run may still take such a folder."""
 
 LOGS = frozenset({"metrics.jsonl", "timing.jsonl"})

@@ -1,1 +1,1 @@
-"""Adapters: worlds of other libraries as domains of this one. They are imported when a domain of theirs is named."""
+"""Adapters: environments and logs of other people as domains, imported when a domain of theirs is named."""

@@ -79,7 +79,11 @@ OWN: dict[str, DomainEntry] = {
 
 
 DOMAINS: Registry[DomainEntry] = Registry(
-    "domain", "uat.domains", OWN, as_entry, schemes={"gym": "uat.adapters.gymnasium:entry_of"}
+    "domain",
+    "uat.domains",
+    OWN,
+    as_entry,
+    schemes={"gym": "uat.adapters.gymnasium:entry_of", "logs": "uat.adapters.logs:entry_of"},
 )
 """All domains: uat's own, those that a program registers, and those that installed packages offer."""
 
@@ -139,6 +143,8 @@ def known_as(domain: Any) -> tuple[str, Any]:
     if isinstance(domain, str):
         if is_address(domain):
             DOMAINS.adopt(domain)
+        elif ":" in domain and domain in DOMAINS and (known := DOMAINS[domain].known_as) is not None:
+            return known(domain)
         return domain, None
     domain = as_domain(domain, "domain")
     if domain.registered is not None:

@@ -95,6 +95,11 @@ class Domain(ABC):
         """
         return {}
 
+    def preparation(self) -> Mapping[str, Any] | None:
+        """Return what turns raw data into observations, as JSON that a run folder keeps for acting (preparation.json).
+        None: observations need no preparation."""
+        return None
+
     @property
     def episodes(self) -> Mapping[str, int]:
         """Return the number of episodes of each finite split. Evaluation plays all of them, and their worlds need not

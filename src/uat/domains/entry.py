@@ -30,13 +30,21 @@ class DomainEntry:
     """Name of the objective by which policies learn in the domain unless another is named."""
     settle: Callable[[Any], Any] | None = None
     """Fill settings that depend on the worlds and are unset, once, before a training; None: no setting does."""
+    digest: Callable[[str], str | None] = checksum
+    """Checksum of the contents of a user's file; None: the path enters the identity of a run by name."""
+    short_flags: tuple[str, ...] = ()
+    """Settings that the command line also takes without the prefix `domain.`."""
+    known_as: Callable[[str], tuple[str, Any]] | None = None
+    """Return the name in configs, and the settings, for which a user's name stands; None: the name itself."""
+    check: Callable[[Any], Any] | None = None
+    """Check the data of a config for `uat data check`; None: see `uat.data.SOURCES`."""
     recipes: str | None = None
     """Module whose RECIPES maps the domain's name to published settings; None: use the default recipes."""
 
     def content(self, config: Any) -> dict[str, str]:
-        """Return checksums of a config's files for the identity of a run; folders and other files enter by name."""
+        """Return checksums of a config's files for the identity of a run; those without one enter by name."""
         named = {name: getattr(config, name) for name in self.files}
-        return {name: digest for name, path in named.items() if path and (digest := checksum(path))}
+        return {name: digest for name, path in named.items() if path and (digest := self.digest(path))}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

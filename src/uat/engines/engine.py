@@ -51,6 +51,9 @@ class Engine(Agent[Any]):
     def read(self, batch: Batch) -> Answers:
         return self.policy.read(batch)
 
+    def read_every(self, batch: Batch) -> Answers:
+        return self.policy.read_every(batch)
+
     def rollout(self, worlds: Any, noise: Noise, gumbel_BTA: Tensor | None = None) -> Trajectory:
         """Play one episode in each world, in evaluation mode."""
         self.policy.eval()

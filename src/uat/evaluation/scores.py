@@ -21,6 +21,7 @@ from uat.domains import DOMAINS, split_seed
 from uat.engines.rollout import AT_ONCE, RolloutRunner, play_all
 from uat.episode import Trajectory
 from uat.evaluation.intervals import interval
+from uat.files import read_json
 from uat.metrics import Score
 from uat.recipes import recipe
 from uat.runs import Run, load_policy, opened
@@ -95,6 +96,8 @@ def _evaluate(
     checked(episodes, Episodes | None, "episodes")
     for name, value in (("references", references), ("unfinished", unfinished), ("curves", curves)):
         checked(value, bool, name)
+    if changed := changed_data(run):
+        raise RunError(changed)
     progress, missing = progress_of(run), what_is_unfinished(run)
     if missing and not unfinished:
         raise RunError(f"{missing}; continue it with --resume, or score the best weights so far with --unfinished")
@@ -128,6 +131,21 @@ def what_is_unfinished(run: Run) -> str | None:
     if progress is None or progress.finished:
         return None
     return f"{run.path} is unfinished: {progress.total} epochs are done, of at most {run.config.train.epochs} per phase"
+
+
+def changed_data(run: Run) -> str | None:
+    """A sentence if a data file of the run has other contents than in training; None if none has, or if that is
+    unknown."""
+    file, config = run.file("manifest.json"), run.config
+    kept = read_json(file).get("data") if file.is_file() else None
+    now = DOMAINS[config.domain_name].content(config.domain)
+    if not isinstance(kept, dict):
+        return None
+    for name, digest in now.items():
+        if kept.get(name, digest) != digest:
+            path = getattr(config.domain, name)
+            return f"{path} is not the file that {run.path} was trained on: its contents have changed (domain.{name})"
+    return None
 
 
 def rows_of(config: RunConfig, domain: Any, method: str, metrics: dict[str, Tensor], numerics: str = "") -> list[Score]:

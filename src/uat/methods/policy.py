@@ -194,6 +194,11 @@ class Policy(nn.Module, Agent[Any]):
         allowed_BA = None if batch.allowed is None else batch.allowed[row_B, last_B]
         return HeadAnswers(self.head, self.final(batch), allowed_BA)
 
+    def read_every(self, batch: Batch) -> Answers:
+        """Return the answers at every step, equal to those of streaming but without its steps."""
+        allowed = None if batch.allowed is None else batch.allowed.flatten(0, 1)
+        return HeadAnswers(self.head, self.features(batch).flatten(0, 1), allowed)
+
     def loss(self, batch: Batch) -> Losses:
         """Return the imitation loss: the negative log-likelihood of the expert's actions over real steps."""
         return {

@@ -156,6 +156,8 @@ class Trainer:
         self.run, self.device, self.config, self.ranks, self.serial = run, device, run.config, ranks, serial
         self.domain = run.config.build_domain()
         check_memory(run.config, self.domain.spec, device, share=ranks.count)
+        if (prepared := self.domain.preparation()) is not None:
+            run.write_json("preparation.json", prepared)
         self.policy = build_policy(run.config, self.domain, device)
         self.learner = self.policy.learner
         worlds = self.domain.simulator("train", device)
