@@ -7,6 +7,7 @@ import dataclasses
 import importlib.util
 import io
 import itertools
+import math
 import re
 import sys
 from collections.abc import Callable, Sequence
