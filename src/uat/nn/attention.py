@@ -264,7 +264,7 @@ def _weighted_at_once(q: Tensor, by_age: Sequence[AgedKeys], visible: Tensor, ag
     for least, _, _ in by_age:
         masks.append(visible & (age >= least) if older is None else visible & (age >= least) & (age < older))
         older = least
-    keys, values = (torch.cat([pair[i] for pair in by_age], dim=-2) for i in (1, 2))
+    keys, values = torch.cat([key for _, key, _ in by_age], dim=-2), torch.cat([value for *_, value in by_age], dim=-2)
     return F.scaled_dot_product_attention(q, keys, values, attn_mask=torch.cat(masks, dim=-1))
 
 

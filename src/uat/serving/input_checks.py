@@ -43,9 +43,9 @@ class InputChecks:
     def is_one(self, obs: Array) -> bool:
         """Whether an observation has no axis of streams."""
         try:
-            if isinstance(obs, Mapping) and isinstance(self.spec.obs, Named):
-                parts = self.spec.obs.parts
-                return obs.keys() == parts.keys() and all(np.shape(obs[k]) == parts[k].shape for k in parts)
+            if isinstance(self.spec.obs, Named):
+                parts, given = self.spec.obs.parts, obs if isinstance(obs, Mapping) else {}
+                return given.keys() == parts.keys() and all(np.shape(given[k]) == parts[k].shape for k in parts)
             return np.shape(obs) == self.spec.obs.shape
         except ValueError:  # ragged
             return False
