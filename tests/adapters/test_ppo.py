@@ -97,3 +97,15 @@ def test_progress_says_where_the_time_goes(tmp_path: Path, capsys: pytest.Captur
     assert "steps/s (worlds" in last
     assert "updates" in last
     assert "entropy" in last
+
+
+def test_a_session_acts_within_the_limits_of_a_continuous_environment(tmp_path: Path) -> None:
+    run = uat.train("gym:Pendulum-v1", tmp_path / "run", preset="smoke", settings={**SMALL, "domain.max_steps": 20})
+    env, session, reward = gymnasium.make("Pendulum-v1"), uat.Session(uat.load(run.path)), None
+    obs, _ = env.reset(seed=0)
+    for _ in range(20):
+        action = session.act(obs, reward=reward)
+        assert env.action_space.contains(action)
+        obs, earned, *_ = env.step(action)
+        reward = float(earned)
+    env.close()

@@ -17,6 +17,7 @@ from uat.config import RunConfig
 from uat.engines import Engine
 from uat.engines.update import alone
 from uat.episode import Trajectory
+from uat.evaluation.scores import variant_of
 from uat.methods import METHODS, Policy
 from uat.noise import integers
 from uat.objectives import OBJECTIVES
@@ -356,6 +357,14 @@ def test_the_objective_is_part_of_a_runs_identity() -> None:
     assert len({plain.identity(), learnt.identity(), other.identity()}) == 3
     assert isinstance(learnt, RunConfig)
     assert uat.config.run_config_from_json(uat.config.to_json(other)) == other
+
+
+def test_a_row_names_the_objective_and_what_differs_from_its_recipe() -> None:
+    config = uat.recipe("darkroom", "uat", "smoke", objective="ppo")
+    assert variant_of(config) == ["ppo"]
+    other = uat.override(config, {"objective.clip": 0.1, "train.lr": 1e-3})
+    assert variant_of(other) == ["ppo", "train.lr=0.001", "objective.clip=0.1"]
+    assert variant_of(uat.recipe("darkroom", "uat", "smoke")) == []
 
 
 def test_every_objective_is_described() -> None:

@@ -23,7 +23,7 @@ from uat.episode import Trajectory
 from uat.evaluation.intervals import interval
 from uat.files import read_json
 from uat.metrics import Score
-from uat.recipes import recipe
+from uat.recipes import recipe, usual_objective
 from uat.runs import Run, load_policy, opened
 from uat.settings import Episodes, checked
 from uat.tensor_files import RunError, read_tensors, write_tensors
@@ -176,10 +176,12 @@ def setting_of(config: RunConfig) -> str:
 
 
 def variant_of(config: RunConfig) -> list[str]:
-    """Settings of the method and of training that differ from the recipe: ["decay=0.5", "train.lr=0.001"]."""
-    published = recipe(config.domain_name, config.method_name, config.preset)
-    changed = []
-    for section, prefix in (("method", ""), ("train", "train.")):
+    """The objective, if it is not the usual one of the domain, and settings of the method, of training and of the
+    objective that differ from the recipe: ["decay=0.5", "train.lr=0.001"]."""
+    published = recipe(config.domain_name, config.method_name, config.preset, objective=config.objective_name)
+    usual_one = usual_objective(config.domain_name, config.method_name)
+    changed = [] if config.objective_name == usual_one else [config.objective_name]
+    for section, prefix in (("method", ""), ("train", "train."), ("objective", "objective.")):
         own, usual = with_oldest_names(getattr(config, section)), with_oldest_names(getattr(published, section))
         changed += [f"{prefix}{name}={value}" for name, value in own.items() if value != usual[name]]
     return changed
