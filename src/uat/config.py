@@ -46,7 +46,8 @@ class TrainConfig:
     """Maximum number of epochs. In a simulator domain an epoch plays one batch of episodes, followed by one optimizer
     step, or by those of an objective that uses each rollout several times."""
     steps: Count | None = None
-    """Environment steps after which training by an objective such as ppo ends; unset: `epochs` decides."""
+    """Environment steps after which training by an objective that counts them, such as ppo, ends; `epochs` may end it
+    before."""
     batch_size: Count = 256
     """Episodes per epoch."""
     lr: Scale = 2e-3
@@ -85,6 +86,10 @@ class TrainConfig:
 class EvaluationConfig:
     episodes: Episodes = 4096
     """Test episodes, the same for every method and seed."""
+    sampled: bool = False
+    """Sample the policy's actions in validation and in evaluation, with noise that depends on the episode alone;
+    otherwise it takes the most likely action. A policy that explores by chance, as PPO may learn to, is better
+    sampled."""
 
     def __post_init__(self) -> None:
         check_fields(self, "evaluation.")
@@ -109,6 +114,7 @@ class RunConfig:
     feedback: FeedbackConfig = TRUE
     """Corruption of the actions and rewards that policies see, in training and in evaluation."""
     objective_name: str = "imitation"
+    """What is minimised; see `uat.objectives`."""
     objective: Any = IMITATION
     """The objective's own config."""
 

@@ -148,7 +148,8 @@ class SquashedGaussian(Distribution):
 
 def _entropy(logits: Tensor) -> Tensor:
     log_p = logits.log_softmax(-1)
-    return -torch.where(log_p > -torch.inf, log_p.exp() * log_p, 0.0).sum(-1)
+    finite = log_p.masked_fill(log_p == -torch.inf, 0.0)  # its gradient is zero, too
+    return -(log_p.exp() * finite).sum(-1)
 
 
 def distribution(spec: Spec, numbers: Tensor, allowed: Tensor | None = None) -> Distribution:

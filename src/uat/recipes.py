@@ -89,6 +89,7 @@ def recipe(
     )
     of_domain = recipes_of(domain)
     for settings in (
+        DOMAINS[domain].settings,
         shared(config, of_domain.backbone),
         of_domain.training,
         of_domain.methods.get(family(method), {}),

@@ -14,6 +14,7 @@ from torch import Tensor
 import uat
 from tests.builders import ALL_SPECS, SIZES, random_trajectory, randomise, stream
 from uat.config import RunConfig
+from uat.distributions import Categorical
 from uat.engines import Engine
 from uat.engines.update import alone
 from uat.episode import Trajectory
@@ -26,6 +27,7 @@ from uat.objectives.returns import with_last_observation
 from uat.settings import MOST_EPOCHS
 from uat.training.reusing import ReusingUpdates
 from uat.training.surroundings import seeded
+from uat.training.validation import best_epoch
 
 CPU = torch.device("cpu")
 LEARNERS = ("vanilla", "gtrxl", "uat", "uat-late", "adt", "adt-prev", "dpt", "dt", "dt-actions")
@@ -390,3 +392,106 @@ def test_what_cannot_learn_by_ppo_is_refused(
 def test_an_unknown_objective_is_refused_with_a_suggestion() -> None:
     with pytest.raises(ValueError, match="unknown objective 'pro'; did you mean 'ppo'"):
         uat.recipe("darkroom", "uat", objective="pro")
+
+
+# ---------------------------------------------------------------- masks, constant rewards, cloning, long episodes
+
+
+class Masked(Arms):
+    """Arms of which one is not allowed, another at each step."""
+
+    def reset(self, noise: dict[str, Tensor]) -> tuple[Any, Tensor]:
+        self.t = 0
+        return super().reset(noise)
+
+    def allowed(self, world: Tensor) -> Tensor:
+        return (torch.arange(3) != self.t % 3).expand(len(world), 3)
+
+    def step(self, world: Tensor, action: Tensor) -> uat.Transition:
+        assert (action != self.t % 3).all()
+        self.t += 1
+        return super().step(world, action)
+
+
+class Flat(Arms):
+    """One-step episodes that all earn the same."""
+
+    def step(self, world: Tensor, action: Tensor) -> uat.Transition:
+        every_B = torch.ones(len(world), dtype=torch.bool)
+        return uat.Transition(world, torch.ones(len(world), 1), -torch.ones(len(world)), terminated_B=every_B)
+
+
+class Other(Bandit):
+    def __init__(self, worlds: type[Arms]) -> None:
+        self.worlds, self.setting = worlds, worlds.__name__
+
+    def simulator(self, split: str, device: torch.device | str) -> Arms:
+        return self.worlds()
+
+
+def test_entropy_of_masked_actions_has_a_finite_gradient() -> None:
+    logits = torch.zeros(4, requires_grad=True)
+    Categorical(logits.masked_fill(torch.tensor([False, True, False, False]), -math.inf)).entropy.backward()
+    assert logits.grad is not None
+    assert logits.grad.isfinite().all()
+
+
+def test_policies_learn_under_masks(tmp_path: Path) -> None:
+    run = uat.train(Other(Masked), tmp_path / "run", preset="smoke", objective="ppo", settings=SMALL)
+    assert all(math.isfinite(row["gradient_norm"]) for row in run.rows("metrics.jsonl") if row["updates"])
+
+
+@pytest.mark.parametrize("discount", [0.0, 0.99])
+def test_constant_rewards_leave_losses_small(discount: float, tmp_path: Path) -> None:
+    settings = {**SMALL, "train.epochs": 4, "objective.discount": discount}
+    run = uat.train(Other(Flat), tmp_path / "run", preset="smoke", objective="ppo", settings=settings)
+    rows = run.rows("metrics.jsonl")
+    assert all(abs(row["loss/value"]) < 10 for row in rows if row["updates"])
+    assert "explained_variance" not in rows[1]
+
+
+def test_rewards_do_not_change_the_inputs_of_a_clone(tmp_path: Path) -> None:
+    """PPO begins with exactly the policy that was cloned, and the summary names an epoch of its own phase."""
+    settings = {"objective.clone_epochs": 3, "train.epochs": 1, "domain.horizon": 5, "train.validate_every": 1}
+    settings |= {"objective.target_kl": 1e-30, "objective.passes": 1, "train.lr": 1e-30, "train.utility_lr": 1e-30}
+    run = uat.train("darkroom", tmp_path / "run", preset="smoke", objective="ppo", settings=settings)
+    rows = run.rows("metrics.jsonl")
+    assert rows[-1]["phase"] == "ppo"
+    assert rows[-1]["validation/return"] == rows[-2]["validation/return"]
+    assert best_epoch(run)["phase"] == "ppo"
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"objective.clone_epochs": 2}, "imitates an expert, and there is none"),
+        ({"method.max_positions": 4}, r"method\.max_positions=4 must be at least 5"),
+        ({"train.standardise": True}, "both standardise: choose one"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused_before_training(
+    changes: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=why):
+        uat.train(Bandit(), tmp_path / "run", preset="smoke", objective="ppo", settings=changes)
+
+
+def test_steps_are_for_objectives_that_count_them(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"train\.steps=100 is for objectives that count environment steps"):
+        uat.train("darkroom", tmp_path / "run", preset="smoke", settings={"train.steps": 100})
+
+
+def test_epochs_may_end_a_training_before_its_steps(tmp_path: Path) -> None:
+    settings = {**SMALL, "train.steps": 100_000, "train.epochs": 2}
+    run = uat.train(Bandit(), tmp_path / "run", preset="smoke", objective="ppo", settings=settings)
+    assert len(run.rows("metrics.jsonl")) == 2
+
+
+def test_validation_may_sample_actions(tmp_path: Path) -> None:
+    settings = {**SMALL, "train.epochs": 2, "evaluation.sampled": True}
+    run = uat.train(Bandit(), tmp_path / "run", preset="smoke", objective="ppo", settings=settings)
+    sampled = uat.evaluate(run).scores[0].value
+    greedy = uat.override(run.config, {"evaluation.sampled": False})
+    assert greedy.identity() != run.config.identity()
+    other = uat.train(greedy, tmp_path / "greedy")
+    assert uat.evaluate(other).scores[0].value != sampled

@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.builders import ALL_SPECS, SIZES, SPECS, build_random, largest, random_trajectory
+from tests.builders import ALL_SPECS, SIZES, SPECS, build_random, largest, random_trajectory, randomise
 from uat.acting import rollout
 from uat.distributions import choose
 from uat.domains.darkroom import DarkRoom, DarkRoomConfig
 from uat.engines import NumpyEngine
-from uat.episode import Trajectory
+from uat.episode import Step, Trajectory
 from uat.methods import Policy
 from uat.methods.uat import UAT, UATConfig
 from uat.serving.session import Session
-from uat.spec import Items, Named, Spec
+from uat.spec import Discrete, Items, Named, Spec
 
 STREAMS = 3
 every_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
@@ -420,3 +420,30 @@ def test_a_mask_and_an_action_of_one_stream_need_no_axis_either() -> None:
     assert session.act(np.zeros(5), reward=1.0, action=1, allowed=[False, True, False, False]) == 1
     with pytest.raises(ValueError, match="expected shape"):
         session.act(np.zeros(4), reward=1.0)
+
+
+@pytest.mark.parametrize("kind", ["vector-discrete", "vector-box"])
+@pytest.mark.parametrize("path", ["auto", "cached"])
+def test_a_seed_samples_actions(kind: str, path: Any) -> None:
+    """The same seed gives the same actions, and many streams show the policy's distribution."""
+    spec, streams = ALL_SPECS[kind], 400
+    policy = randomise(UAT(spec, UATConfig(**SIZES)), 3).eval()
+    obs = np.ones((streams, 5), np.float32)
+    one, same, other = (Session(policy, streams=streams, path=path, seed=seed).act(obs) for seed in (1, 1, 2))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+    greedy = Session(policy, streams=streams, path=path).act(obs)
+    assert len(greedy.unique(dim=0)) == 1
+    if isinstance(spec.action, Discrete):
+        step = Step(
+            obs=torch.ones(1, 5),
+            prev_action=spec.no_action(1),
+            prev_reward=torch.zeros(1),
+            first=torch.ones(1, dtype=torch.bool),
+        )
+        with torch.no_grad():
+            share_A = policy.step(policy.init_state(1, 7, "cpu"), step)[0].softmax(-1)[0]
+        counted_A = torch.bincount(torch.cat([one, other]), minlength=4) / (2 * streams)
+        assert (counted_A - share_A).abs().max() < 0.07  # four deviations
+    small = Session(policy, seed=1)
+    assert small.act(obs[:1]).shape[0] == 1  # the NumPy step

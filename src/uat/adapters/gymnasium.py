@@ -7,6 +7,8 @@ One row of a rollout is one episode, which starts with `env.reset(seed=...)`; th
 number of the episode alone. In a loop of your own, `domain.observation` and `domain.action` convert values between the
 environment and a session:
 
+    import uat.adapters.gymnasium
+
     domain = uat.adapters.gymnasium.domain("gym:CartPole-v1")
     obs, reward, terminated, truncated, info = env.step(domain.action(session.act(domain.observation(obs))))
 """
@@ -58,6 +60,10 @@ MOST_STEPS_UNSET = 1_000
 """Limit of an episode's steps if neither the settings nor the environment have one."""
 MEASURED_EPISODES, MEASURED_STEPS = 8, 250
 """Number of episodes in which the scale of rewards is measured, and the most steps of each."""
+
+
+EPISODES = {"evaluation.episodes": 256}
+"""Test episodes, each of which is played in Python."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -213,6 +219,7 @@ def entry_of(name: str) -> DomainEntry:
         tasks=("default",),
         summary=f"the Gymnasium environment {name}",
         objective="ppo",
+        settings=EPISODES,
         settle=lambda config: _built(name, config).settled(),
     )
 
@@ -280,6 +287,7 @@ def _given(source: Source, kind: type, spaces: tuple[Any, Any]) -> GymDomain:
         tasks=("default",),
         summary=f"the environment {kind.__name__}",
         objective="ppo",
+        settings=EPISODES,
         settle=lambda config: _rebuilt(name, config).settled(),
     )
     return GymDomain(GivenConfig(given=described), name, source)

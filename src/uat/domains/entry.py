@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any, get_type_hints
 
 from uat.data.contents import checksum
@@ -26,6 +26,8 @@ class DomainEntry:
     """Revision, raised when worlds, metrics or references change under the same config."""
     files: tuple[str, ...] = ()
     """Settings that are paths of a user's files."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of every run in the domain that differ from the defaults."""
     objective: str = "imitation"
     """Name of the objective by which policies learn in the domain unless another is named."""
     settle: Callable[[Any], Any] | None = None

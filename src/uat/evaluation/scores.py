@@ -110,7 +110,8 @@ def _evaluate(
         raise ValueError(f"curves: {config.domain_name} replays recorded episodes, in which policies earn nothing")
     policy = load_policy(run.path).to(chosen)
     with current(chosen), precision(config.train.precision):
-        played = {config.method_name: _measure(domain, policy, count, chosen, curves=curves)}
+        drawn = config.evaluation.sampled
+        played = {config.method_name: _measure(domain, policy, count, chosen, curves=curves, sampled=drawn)}
         if references:
             played |= _references(run, count, chosen, curves=curves)
     values, steps = _apart(played)
@@ -276,11 +277,13 @@ def gap_closed(value: float, blind: float, ceiling: float) -> float | None:
     return (value - blind) / (ceiling - blind) if abs(ceiling - blind) > 1e-9 else None
 
 
-def _measure(domain: Any, agent: Any, count: int, device: torch.device, *, curves: bool = False) -> Measured:
+def _measure(
+    domain: Any, agent: Any, count: int, device: torch.device, *, curves: bool = False, sampled: bool = False
+) -> Measured:
     """Each metric on the test episodes 0 .. count-1, and each curve if wanted."""
     is_policy, steps = isinstance(agent, torch.nn.Module), {}
     player = RolloutRunner(
-        agent, domain.simulator("test", device), device=device, sampled=agent is not None and agent.sampled
+        agent, domain.simulator("test", device), device=device, sampled=sampled or (agent is not None and agent.sampled)
     )
     at_once = min(count, AT_ONCE if is_policy or agent is None else 128)
 

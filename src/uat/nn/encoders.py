@@ -23,8 +23,13 @@ class IdEmbedding(nn.Module):
         return F.embedding(ids.clamp_min(0), self.weight) * (ids >= 0)[..., None]
 
 
+def scale_of(mean: Tensor, deviation: Tensor) -> Tensor:
+    """Return the deviation of each number; 1 where the number is constant."""
+    return torch.where(deviation > CONSTANT * (1 + mean.abs()), deviation, 1.0)
+
+
 class Normalizer(nn.Module):
-    """(x - mean) / scale, with statistics of each number that are fitted once and saved with the weights."""
+    """(x - mean) / scale, with statistics of each number that are saved with the weights."""
 
     mean: Tensor
     scale: Tensor
@@ -44,7 +49,7 @@ class Normalizer(nn.Module):
     def set(self, mean: Tensor, deviation: Tensor) -> None:
         """Take these statistics; the scale of a constant number stays 1."""
         self.mean.copy_(mean)
-        self.scale.copy_(torch.where(deviation > CONSTANT * (1 + mean.abs()), deviation, 1.0))
+        self.scale.copy_(scale_of(mean, deviation))
 
     def forward(self, x: Tensor) -> Tensor:
         return (x - self.mean) / self.scale

@@ -27,11 +27,11 @@ OBJECTIVES: dict[str, ObjectiveEntry] = {
             "train.clip": 0.5,
             "train.validation_episodes": 64,
             "train.patience": MOST_EPOCHS,
+            "train.epochs": MOST_EPOCHS,
             "method.dropout": 0.0,
-            "evaluation.episodes": 256,
         },
         presets={
-            "smoke": {"train.epochs": 4, "train.batch_size": 8, "train.validation_episodes": 8},
+            "smoke": {"train.epochs": 4, "train.batch_size": 8, "train.validation_episodes": 8, "train.warmup": 1},
             "quick": {"train.steps": 200_000},
             "paper": {"train.steps": 1_000_000},
         },

@@ -31,11 +31,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from uat.acting import has_expert
 from uat.clock import blank, known_rewards
 from uat.contracts import Recording, Simulator
 from uat.distributions import Distribution
 from uat.episode import Losses, TensorFields, Trajectory, masked_sum
 from uat.methods.policy import AddUp, Phase, Policy, Reuse
+from uat.nn.blocks import TransformerConfig
 from uat.nn.encoders import VectorEncoder, vector_parts
 from uat.noise import uniform
 from uat.objectives.objective import Objective, has_own_phases
@@ -43,6 +45,8 @@ from uat.objectives.returns import Moments, advantages, discounted_so_far, momen
 from uat.settings import Amount, Count, Delay, Scale, Share, check_fields
 from uat.spec import Weights
 
+FLAT = 1e-6
+"""Deviation of the critic's targets below which the share of it that the critic explains is not reported."""
 MOST_LOG_RATIO = 20.0
 """Log-ratios are clamped to this size, so that one impossible action cannot make a loss infinite."""
 
@@ -71,7 +75,7 @@ class PPOConfig:
     """Divide rewards by the running deviation of discounted returns, in the loss alone."""
     scale_observations: bool = True
     """Standardise observed numbers by running statistics, which are saved with the weights; the first rollout only fits
-    them."""
+    them. Not after cloning."""
     clone_epochs: Delay = 0
     """Epochs of imitating the expert before learning from rewards."""
 
@@ -97,13 +101,8 @@ class Prepared(TensorFields):
             own = self.rows(row_R.new_zeros(1))
             return replace(own, episodes=replace(own.episodes, valid=torch.zeros_like(own.episodes.valid)))
         steps = int(self.episodes.valid[row_R].sum(1).max().clamp_min(1))
-        own = replace(self.episodes, final_obs=None, target=None, facts=_shown(self))
+        own = replace(self.episodes, final_obs=None, target=None)
         return replace(self, episodes=own).map(lambda x: x[row_R, :steps])
-
-
-def _shown(prepared: Prepared) -> dict[str, Tensor]:
-    """Facts of the episodes that have a step axis."""
-    return {name: x for name, x in prepared.episodes.facts.items() if x.dim() > 1}
 
 
 class Critic(nn.Module):
@@ -133,7 +132,7 @@ class PPO(Objective, Reuse):
         self.config: PPOConfig = config
         like = policy.head.linear.weight
         self.parts = []
-        if config.scale_observations:
+        if config.scale_observations and not config.clone_epochs:  # a clone would lose what it learned from raw numbers
             self.parts = [m for e in policy.observation_encoders for m in e.modules() if isinstance(m, VectorEncoder)]
         for part in self.parts:
             if part.normalizer is None:
@@ -156,6 +155,15 @@ class PPO(Objective, Reuse):
             return "it plays, and recorded episodes cannot be played"
         if isinstance(policy.spec.action, Weights):
             return f"it samples actions, and actions {policy.spec.action} are not random"
+        if config.clone_epochs and not has_expert(worlds):
+            return f"objective.clone_epochs={config.clone_epochs} imitates an expert, and there is none: set it to 0"
+        table = policy.config.max_positions if isinstance(policy.config, TransformerConfig) else None
+        horizon = worlds.spec.horizon
+        if table is not None and horizon is not None and table <= horizon and policy.config.past_table == "refuse":
+            return (
+                f"method.max_positions={table} must be at least {horizon + 1}: the observation after an episode of "
+                f"{horizon} steps that is cut off has a value, too"
+            )
         return None
 
     def phases(self) -> tuple[Phase, ...]:
@@ -172,19 +180,17 @@ class PPO(Objective, Reuse):
         if self.parts and not self.critic.has_seen_observations:
             return None  # the first episodes only fit the statistics
         earned_BT = blank(known_rewards(episodes.reward, episodes.reward_known), valid_BT)
-        training, steps = self.policy.training, valid_BT.shape[1]
-        self.policy.eval()
+        steps = valid_BT.shape[1]
+        self.policy.eval()  # also in `loss`: without dropout, the pass that learns is the one that played
         batch = self.policy.spec.clock.batch(with_last_observation(episodes))
         h_BSD = self.policy.features(batch)
-        self.policy.train(training)
         value_BS = self.critic(h_BSD)
         reward_BT = self._scaled(earned_BT, valid_BT, add_up).to(value_BS.dtype)
         advantage_BT = advantages(reward_BT, value_BS, episodes, discount=c.discount, decay=c.gae_decay)
         return_BT = advantage_BT + value_BS[:, :steps]
         mean, deviation = moments(advantage_BT, valid_BT, add_up)
-        self.report = {
-            "explained_variance": 1 - (deviation / (moments(return_BT, valid_BT, add_up)[1] + 1e-8)).square()
-        }
+        spread = moments(return_BT, valid_BT, add_up)[1]
+        self.report = {"explained_variance": 1 - (deviation / spread).square()} if spread > FLAT else {}
         return Prepared(
             episodes=episodes,
             log_prob_BT=blank(self._policy(h_BSD[:, :steps], episodes).log_prob(episodes.action), valid_BT),
@@ -199,6 +205,7 @@ class PPO(Objective, Reuse):
 
     def loss(self, prepared: Prepared, row_R: Tensor) -> tuple[Losses, Losses]:
         c, own = self.config, prepared.rows(row_R)
+        self.policy.eval()
         valid_BT, episodes = own.episodes.valid, own.episodes
         h_BTD = self.policy.features(self.policy.spec.clock.batch(episodes))
         decided = self._policy(h_BTD, episodes)
@@ -251,4 +258,4 @@ class PPO(Objective, Reuse):
             return earned_BT
         so_far_BT = discounted_so_far(earned_BT, self.config.discount)
         self.critic.returns.add(*sums(so_far_BT[valid_BT][:, None], add_up))
-        return earned_BT / self.critic.returns.deviation.clamp_min(1e-8).to(earned_BT.dtype)
+        return earned_BT / self.critic.returns.scale.to(earned_BT.dtype)

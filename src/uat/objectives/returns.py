@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from uat.clock import nothing
 from uat.episode import Told, Trajectory
 from uat.methods.policy import AddUp
+from uat.nn.encoders import scale_of
 
 
 def with_last_observation(episodes: Trajectory) -> Trajectory:
@@ -119,6 +120,11 @@ class Moments(nn.Module):
     @property
     def deviation(self) -> Tensor:
         return (self.square / self.count.clamp_min(1)).sqrt()
+
+    @property
+    def scale(self) -> Tensor:
+        """The deviation; 1 for numbers that are constant so far."""
+        return scale_of(self.mean, self.deviation)
 
 
 def sums(rows: Tensor, add_up: AddUp) -> tuple[Tensor, Tensor, Tensor]:

@@ -52,8 +52,8 @@ class InputChecks:
 
     def in_a_batch(self, value: Array | None) -> Any:
         """Return a value of one stream with the axis of streams."""
-        if value is None:
-            return None
+        if value is None or isinstance(value, Tensor):
+            return None if value is None else value[None]
         if isinstance(value, Mapping):
             return {name: np.asarray(part)[None] for name, part in value.items()}
         return np.asarray(value)[None]

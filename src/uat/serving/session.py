@@ -24,8 +24,8 @@ from uat.episode import Step
 from uat.methods import Policy
 from uat.nn.cache import ENDLESS
 from uat.serving.input_checks import InputChecks, Values
-from uat.settings import Count, Steps, checked, shown
-from uat.spec import Discrete
+from uat.settings import Count, Seed, Steps, checked, shown
+from uat.spec import Discrete, Weights
 from uat.tensor_files import first_not_finite
 from uat.threads import cpu_threads, thread_count
 
@@ -72,6 +72,8 @@ class Session:
     capacity: the most steps of a stream; unset: the horizon, or no limit if the policy remembers a window of steps
         (`context`) and its positions have no end. Memory and time per step are then constant.
     threads: CPU threads of the cached step, in whichever thread `act` is called; unset: UAT_THREADS, or one.
+    seed: sample actions from the policy's distribution, with random numbers of this seed; unset: take the most likely
+        action. Copies of a session draw the same numbers.
     """
 
     path: Literal["fast", "cached"]
@@ -85,7 +87,9 @@ class Session:
         capacity: int | None = None,
         path: Literal["auto", "fast", "cached"] = "auto",
         threads: int | None = None,
+        seed: int | None = None,
     ) -> None:
+        self._generator = None if seed is None else np.random.default_rng(abs(checked(seed, Seed, "seed")))
         self.threads, self._process = thread_count(threads), os.getpid()
         with cpu_threads(self.threads):
             self.policy, self.device = _check_policy(policy).eval(), next(policy.parameters()).device
@@ -301,10 +305,11 @@ class Session:
         if not np.abs(logits_BA.max(-1)).max() < math.inf:  # also true for NaN
             self._refuse_answer()
         if isinstance(self.spec.action, Discrete):
-            self._last = logits_BA.argmax(-1)  # the first of equal values, as in torch
+            noise_BA = self._noise()
+            self._last = (logits_BA if noise_BA is None else logits_BA + noise_BA.numpy()).argmax(-1)  # first of equal
         else:
             with cpu_threads(self.threads):  # a softmax of any size uses all threads
-                self._last = choose(torch.from_numpy(logits_BA), self.spec).numpy()
+                self._last = choose(torch.from_numpy(logits_BA), self.spec, self._noise()).numpy()
         return torch.from_numpy(self._last.copy())
 
     @torch.no_grad()
@@ -324,17 +329,29 @@ class Session:
         step = Step(**copies, allowed=None if allowed_BA is None else torch.tensor(allowed_BA, device=self.device))
         if isinstance(self._engine, FrozenFusedEngine):
             logits_BA, chosen, self._state = self._engine.answer(self._state, step)
+            noise_BA = self._noise()
+            chosen = chosen if noise_BA is None else choose(logits_BA, self.spec, noise_BA.to(logits_BA))
             answer, largest = chosen.cpu(), float(logits_BA.amax(-1).cpu().abs().max())
         else:
             with cpu_threads(self.threads):
                 logits_BA, self._state = self._engine.step(self._state, step)
-                answer, largest = choose(logits_BA, self.spec).cpu(), float(logits_BA.amax(-1).abs().max())
+                noise_BA = self._noise()
+                noise_BA = None if noise_BA is None else noise_BA.to(logits_BA)
+                answer, largest = choose(logits_BA, self.spec, noise_BA).cpu(), float(logits_BA.amax(-1).abs().max())
         if not largest < math.inf:  # also true for NaN
             self._refuse_answer()
         self._last = (
             (answer.float() if answer.dtype == torch.bfloat16 else answer).numpy().copy()
         )  # NumPy has no bfloat16
         return answer
+
+    def _noise(self) -> Tensor | None:
+        """Return the noise (B, A) that decides sampled actions; None: actions are not sampled."""
+        if self._generator is None or isinstance(self.spec.action, Weights):
+            return None
+        shape = self.streams, self.spec.action.count
+        drawn = self._generator.gumbel if isinstance(self.spec.action, Discrete) else self._generator.normal
+        return torch.from_numpy(drawn(size=shape).astype(np.float32))
 
     def _refuse_answer(self) -> None:
         """Reset all streams, since their memory may hold values that are not finite, and raise an error."""

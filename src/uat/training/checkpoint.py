@@ -70,9 +70,8 @@ class TrainingProgress:
 
     def is_last(self, train: TrainConfig, *, counted: bool) -> bool:
         """Whether the phase has had all of its epochs; counted: it may end after a number of environment steps."""
-        if counted and train.steps is not None:
-            return self.steps >= train.steps
-        return self.epoch >= train.epochs
+        enough = counted and train.steps is not None and self.steps >= train.steps
+        return enough or self.epoch >= train.epochs
 
     def begin(self, phase: int) -> None:
         """Start a phase, or resume it if it is the interrupted one."""

@@ -72,7 +72,7 @@ class Epoch:
             self.reusing = ReusingUpdates(engine, phase.reuse, self.optimizer, config.train.clip, self.updates.add_up)
         self.steps = steps
         """Environment steps so far, in phases that count them."""
-        self.pace = Pace(rollouts.simulator)
+        self.pace = Pace(rollouts.simulator, ahead=engine.runs_ahead)
 
     def run(self, index: int, epoch: int) -> dict[str, Tensor]:
         """Play the index-th batch of worlds, then learn from it with the learning rates of this epoch.
@@ -96,9 +96,9 @@ class Epoch:
         """Take several updates on the episodes of a rollout; all processes get the same seed."""
         assert self.reusing is not None
         t = self.train
-        share_done = (epoch - 1) / t.epochs if t.steps is None else min(1.0, self.steps / t.steps)
-        by_steps = None if t.steps is None else share_done
-        self.rate = set_rates(self.optimizer, t, epoch, self.rate, share_done=by_steps)
+        share_done = (epoch - 1) / max(1, t.epochs - 1)
+        share_done = min(1.0, max(share_done, 0.0 if t.steps is None else self.steps / t.steps))
+        self.rate = set_rates(self.optimizer, t, epoch, self.rate, share_done=share_done)
         numbers = self.reusing.update(
             trajectory,
             derive(self.config.seed, "dropout", index),

@@ -54,13 +54,14 @@ def set_rates(
     """Set the learning rates of an epoch, counted from 1: a linear warm-up, then constant or a decay.
 
     Return the factor on the peak rates. If it equals `factor_now`, the rates are not written again.
-    share_done: finished share of a training whose length is not a number of epochs.
+    share_done: finished share of a training that may end after a number of environment steps; a decay then begins at
+        once, beside the warm-up.
     """
     factor = min(1.0, epoch / config.warmup) if config.warmup else 1.0
-    if config.lr_schedule != "constant" and epoch > config.warmup:
+    if config.lr_schedule != "constant" and (share_done is not None or epoch > config.warmup):
         done = (epoch - config.warmup) / max(1, config.epochs - config.warmup) if share_done is None else share_done
         left = 0.5 * (1 + math.cos(math.pi * done)) if config.lr_schedule == "cosine" else max(0.0, 1 - done)
-        factor = config.last_lr + (1 - config.last_lr) * left
+        factor *= config.last_lr + (1 - config.last_lr) * left
     if factor != factor_now:
         for group in optimizer.param_groups:
             group["lr"].fill_(group["peak_lr"] * factor)

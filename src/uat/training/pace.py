@@ -14,8 +14,9 @@ from uat.contracts import Worlds
 class Pace:
     """Wall time of rollouts and updates since the last report. Worlds on the host count their own seconds."""
 
-    def __init__(self, worlds: Worlds) -> None:
-        self.worlds = worlds
+    def __init__(self, worlds: Worlds, *, ahead: bool = False) -> None:
+        """ahead: the host launches work before earlier work is done, so that shares of its time mean nothing."""
+        self.worlds, self.ahead = worlds, ahead
         self._restart()
 
     def _restart(self) -> None:
@@ -49,6 +50,7 @@ class Pace:
         if not world:
             shares = {"rollouts": self.played, "updates": self.learnt}
         text = ", ".join(f"{name} {seconds / total:.0%}".replace("%", " %") for name, seconds in shares.items())
-        pace = f"{self.steps / total:,.0f} steps/s ({text})"
+        pace = f"{self.steps / total:,.0f} steps/s"
+        pace += "" if self.ahead else f" ({text})"
         self._restart()
         return pace

@@ -20,7 +20,7 @@ from uat.engines.rollout import AT_ONCE, RolloutRunner, play_all
 from uat.files import check_path
 from uat.methods import METHODS, Phase, Policy, training_name
 from uat.noise import derive
-from uat.objectives import OBJECTIVES, Objective
+from uat.objectives import OBJECTIVES, Objective, PPOConfig
 from uat.runs import Run, first_difference
 from uat.settings import checked
 from uat.tensor_files import RunError
@@ -100,8 +100,16 @@ def build_objective(config: RunConfig, learner: Policy, worlds: Simulator[Any] |
         raise ValueError(f"objective {name!r} does not fit {config.method_name} on {config.domain_name}: {reason}")
     if config.train.random_start and name != "imitation":
         raise ValueError(f"train.random_start=True goes with imitation alone, and the objective is {name!r}")
+    if config.train.standardise and isinstance(config.objective, PPOConfig) and config.objective.scale_observations:
+        raise ValueError("train.standardise=True and objective.scale_observations=True both standardise: choose one")
     with seeded(derive(config.seed, "objective"), torch.device("cpu")):
-        return entry.build(learner, config.objective)
+        objective = entry.build(learner, config.objective)
+    if config.train.steps is not None and all(phase.reuse is None for phase in objective.phases()):
+        raise ValueError(
+            f"train.steps={config.train.steps} is for objectives that count environment steps, such as ppo, and the "
+            f"objective is {name!r}: set train.epochs"
+        )
+    return objective
 
 
 def check_source(config: RunConfig, source: Run) -> Run:
@@ -124,6 +132,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
         "domain": config.domain,
         "train": config.train,
         "feedback": config.feedback,
+        "objective_name": config.objective_name,
         "objective": config.objective,
         "settings": learner.config,
     }
@@ -175,7 +184,8 @@ class Trainer:
             self.objective.policy = self.engine.learner
         self._runners: list[RolloutRunner] = []
         self.rollouts = self._runner(None if recorded else self.engine, worlds, sampled=True)
-        self.validation = self._runner(self.engine, self.domain.simulator("validation", device), sampled=False)
+        validated = self.domain.simulator("validation", device)
+        self.validation = self._runner(self.engine, validated, sampled=run.config.evaluation.sampled)
 
     def _compare_threads(self) -> None:
         """Warn if the run continues with another number of CPU threads."""
@@ -235,15 +245,16 @@ class Trainer:
         )
         what = f"{self.config.method_name} on {self.config.domain_name}/{self.domain.task}"
         label = f"{what} ({epoch.rollouts.path}, {epoch.path})"
-        total = epoch.train.epochs if phase.reuse is None or epoch.train.steps is None else epoch.train.steps
+        by_steps = phase.reuse is not None and epoch.train.steps is not None
+        total = (epoch.train.steps if by_steps else None) or epoch.train.epochs
         with show(label, total) as shown, contextlib.closing(epoch):
-            shown.unit = "epoch" if total == epoch.train.epochs else "step"
+            shown.unit = "step" if by_steps else "epoch"
             while not validations.ended:
                 numbers = epoch.run(progress.total, progress.epoch + 1)  # roll out, then optimize
                 progress.advance(epoch.train, None if phase.reuse is None else int(numbers["steps"]))
                 validations.add(numbers)
                 yield
-                note, done = validations.keep_best(), progress.epoch if shown.unit == "epoch" else progress.steps
+                note, done = validations.keep_best(), progress.steps if by_steps else progress.epoch
                 shown.update(min(done, total), f"{note}, {epoch.pace.report()}".rstrip(", ") if note else "")
 
     def validate(self) -> dict[str, Tensor]:

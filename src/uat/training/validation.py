@@ -182,6 +182,7 @@ def best_epoch(run: Run) -> dict[str, Any]:
     rows = [check_row(row, {name: NUMBER}, str(run.file(file))) for row in run.rows(file) if name in row]
     if not rows:
         raise ValueError(f"{run.file(file)} has no row with {name}")
+    rows = [row for row in rows if row.get("phase") == rows[-1].get("phase")]  # each phase selects its own weights
     return max(rows, key=lambda row: -math.inf if math.isnan(row[name]) else sign * row[name])
 
 
