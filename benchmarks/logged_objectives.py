@@ -1,0 +1,118 @@
+"""Measure what objectives learn from a log: agreement with the best action in held-out episodes.
+
+    python benchmarks/logged_objectives.py --out benchmarks/results/logged-objectives.json
+
+The log holds 1,250 episodes of 20 to 60 steps (50,000 rows). One of three contexts is observed; one of four actions pays
+with probability 0.8, the others with 0.2, and which one depends on the context and on a hidden regime that sometimes
+changes. The logging policy knows no regime: half of its actions are uniform, the others its favourite in the context.
+Training on the true best action, which no log holds, is the upper bound; the filter that knows the law is beyond it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import uat
+from uat.noise import integers, uniform
+
+CONTEXTS, ACTIONS, STEPS = 2, 3, 60
+PAYS = (0.1, 0.9)
+"""Probability of a reward from the other actions, and from the best one."""
+FLIP = 0.05
+"""Probability that another regime begins, at each step."""
+SIZES = {"train": 1250, "validation": 200, "test": 400}
+FIRST = {"train": 0, "validation": 1250, "test": 1450}
+"""Number of each split's first episode."""
+LOG_SEED = 7
+
+
+class Log(uat.Recording):
+    """The episodes of one split; all draws depend on the episode's number alone."""
+
+    spec = uat.Spec(obs=uat.Vector(CONTEXTS), action=uat.Discrete(ACTIONS), horizon=STEPS)
+
+    def __init__(self, split: str) -> None:
+        self.split = split
+
+    def noise(self, episode_ids: Tensor, seed: int) -> dict[str, Tensor]:
+        """Return the draws of these episodes; a training takes the log's episodes again and again."""
+        ids = FIRST[self.split] + episode_ids % SIZES[self.split]
+        draws = {name: uniform(LOG_SEED, name, ids, STEPS) for name in ("explore", "flip", "pay")}
+        below = {"context": CONTEXTS, "action": ACTIONS, "regime": ACTIONS}
+        draws |= {name: integers(LOG_SEED, name, ids, STEPS, below=n) for name, n in below.items()}
+        return {**draws, "length": 20 + integers(LOG_SEED, "length", ids, 1, below=41)[:, 0]}
+
+    def trajectory(self, noise: dict[str, Tensor]) -> uat.Trajectory:
+        flip_BT, regimes, regime_B = noise["flip"] < FLIP, [], noise["regime"][:, 0]
+        for t in range(STEPS):
+            regime_B = torch.where(flip_BT[:, t], noise["regime"][:, t], regime_B)
+            regimes.append(regime_B)
+        best_BT = (noise["context"] + torch.stack(regimes, dim=1)) % ACTIONS
+        action_BT = torch.where(noise["explore"] < 0.5, noise["action"], noise["context"])
+        valid_BT = torch.arange(STEPS) < noise["length"][:, None]
+        pays_BT = torch.where(action_BT == best_BT, PAYS[1], PAYS[0])
+        return uat.Trajectory(
+            obs=torch.nn.functional.one_hot(noise["context"], CONTEXTS).float(),
+            action=action_BT,
+            reward=(noise["pay"] < pays_BT).float(),
+            terminated=torch.arange(STEPS) == noise["length"][:, None] - 1,
+            target=torch.where(valid_BT, best_BT, -1),
+            valid=valid_BT,
+        )
+
+    def judged(self, trajectory: uat.Trajectory, noise: dict[str, Tensor], answers: Any) -> uat.Trajectory:
+        row_B = torch.arange(len(trajectory.valid))
+        best_B = trajectory.required_target[row_B, trajectory.valid.sum(1) - 1]
+        right_B = answers.every(slice(None)).argmax(-1) == best_B
+        return replace(trajectory, facts={"agreement": right_B.float()})
+
+
+class HiddenRegime(uat.Domain):
+    """A log of decisions whose best action depends on a hidden regime."""
+
+    name, spec = "hidden-regime", Log.spec
+    metrics = (uat.Metric(name="agreement", label="Agreement at the last step"),)
+    episodes = {name: SIZES[name] for name in ("validation", "test")}  # noqa: RUF012
+
+    def simulator(self, split: str, device: torch.device | str) -> Log:
+        return Log(split)
+
+    def measure(self, trajectory: uat.Trajectory) -> dict[str, Tensor]:
+        return {"agreement": trajectory.facts["agreement"]}
+
+
+def held_out() -> uat.Trajectory:
+    recording = Log("test")
+    return recording.trajectory(recording.noise(torch.arange(SIZES["test"]), 0))
+
+
+def filtered_best(log: uat.Trajectory) -> Tensor:
+    """(B, T) the most probable best action, by the Bayes filter that knows the law."""
+    posterior_BR = torch.full((len(log.valid), ACTIONS), 1 / ACTIONS, dtype=torch.float64)
+    stay_RR = torch.full((ACTIONS, ACTIONS), FLIP / ACTIONS).double() + (1 - FLIP) * torch.eye(ACTIONS)
+    context_BT, found = log.obs.argmax(-1), []
+    for t in range(STEPS):
+        posterior_BR = posterior_BR @ stay_RR
+        found.append((context_BT[:, t] + posterior_BR.argmax(-1)) % ACTIONS)
+        hit_BR = (context_BT[:, t, None] + torch.arange(ACTIONS)) % ACTIONS == log.action[:, t, None]
+        pays_BR = torch.where(hit_BR, PAYS[1], PAYS[0])
+        posterior_BR = posterior_BR * torch.where(log.reward[:, t, None] > 0, pays_BR, 1 - pays_BR)
+        posterior_BR = posterior_BR / posterior_BR.sum(-1, keepdim=True)
+    return torch.stack(found, dim=1)
+
+
+def agreement(chosen_BT: Tensor, log: uat.Trajectory) -> tuple[float, float]:
+    """Return the share of real steps at which the best action is chosen, and its standard error over episodes."""
+    right_BT, count_B = (chosen_BT == log.target) & log.valid, log.valid.sum(1).double()
+    share = right_BT.sum() / count_B.sum()
+    error_B = right_BT.sum(1) - share * count_B
+    return share.item(), (error_B.square().sum().sqrt() / count_B.sum()).item()
