@@ -2,8 +2,8 @@
 
     python benchmarks/logged_objectives.py --out benchmarks/results/logged-objectives.json
 
-The log holds 1,250 episodes of 20 to 60 steps (50,000 rows). One of three contexts is observed; one of four actions pays
-with probability 0.8, the others with 0.2, and which one depends on the context and on a hidden regime that sometimes
+The log holds 1,250 episodes of 20 to 60 steps (50,000 rows). One of two contexts is observed; one of three actions pays
+with probability 0.9, the others with 0.1, and which one depends on the context and on a hidden regime that sometimes
 changes. The logging policy knows no regime: half of its actions are uniform, the others its favourite in the context.
 Training on the true best action, which no log holds, is the upper bound; the filter that knows the law is beyond it.
 """
@@ -14,6 +14,7 @@ import argparse
 import json
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -116,3 +117,84 @@ def agreement(chosen_BT: Tensor, log: uat.Trajectory) -> tuple[float, float]:
     share = right_BT.sum() / count_B.sum()
     error_B = right_BT.sum(1) - share * count_B
     return share.item(), (error_B.square().sum().sqrt() / count_B.sum()).item()
+
+
+TRAINING = {
+    "train.epochs": 500,
+    "train.batch_size": 64,
+    "train.lr": 1e-3,
+    "train.utility_lr": 1e-2,
+    "train.validate_every": 20,
+    "train.patience": 500,
+    "method.d_model": 32,
+    "method.num_heads": 2,
+    "method.num_layers": 2,
+    "method.d_ff": 64,
+}
+OBJECTIVES: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "true best action": ("imitation", {}),
+    "advantage": ("advantage", {"objective.discount": 0.0}),
+    "advantage, discount 0.9": ("advantage", {"objective.discount": 0.9}),
+    "filtered, steps": ("filtered", {"objective.by": "step", "objective.discount": 0.0}),
+    "filtered, episodes": ("filtered", {}),
+    "clone": ("clone", {}),
+}
+"""Name -> objective and its settings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    method: str
+    learnt_by: str
+    seed: int
+    agreement: float
+    """Share of all held-out steps at which the greedy action is the best one, under the logged history."""
+    error: float
+    """Its standard error over episodes."""
+    seconds: float
+
+
+def measure(method: str, learnt_by: str, seed: int) -> Row:
+    """Train once and return its row."""
+    objective, own = OBJECTIVES[learnt_by]
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        how: dict[str, Any] = {"method": method, "objective": objective, "seed": seed, "device": "cpu", "threads": 1}
+        run = uat.train(HiddenRegime(), Path(folder) / "run", **how, settings={**TRAINING, **own})
+        policy = uat.load(run.path).eval()
+    seconds, log = time.perf_counter() - begin, held_out()
+    with torch.no_grad():
+        chosen_BT = policy.logits(policy.spec.clock.batch(log)).argmax(-1)
+    share, error = agreement(chosen_BT, log)
+    about = {"agreement": round(share, 4), "error": round(error, 4), "seconds": round(seconds, 1)}
+    return Row(method=method, learnt_by=learnt_by, seed=seed, **about)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", nargs="+", default=["uat-late", "adt", "vanilla"])
+    parser.add_argument("--learnt-by", nargs="+", default=list(OBJECTIVES), choices=list(OBJECTIVES))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--out", type=Path, help="file for the rows, which replaces rows of the same trainings")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    log = held_out()
+    bounds = {"filter": agreement(filtered_best(log), log)[0], "log": agreement(log.action, log)[0]}
+    print(" ".join(f"{name} {share:.3f}" for name, share in bounds.items()), flush=True)
+    rows: dict[tuple[str, str, int], Row] = {}
+    if options.out is not None and options.out.exists():
+        before = [Row(**row) for row in json.loads(options.out.read_text(encoding="utf-8"))["rows"]]
+        rows = {(row.method, row.learnt_by, row.seed): row for row in before}
+    for case in [(m, o, s) for s in options.seeds for m in options.methods for o in options.learnt_by]:
+        rows[case] = row = measure(*case)
+        print(f"{row.method:9} {row.learnt_by:24} {row.seed} {row.agreement:.3f} ± {row.error:.3f}", flush=True)
+        if options.out is not None:
+            command = "python benchmarks/logged_objectives.py"
+            about = {"command": command, "torch": torch.__version__}
+            about |= {name: round(share, 4) for name, share in bounds.items()}
+            content = {**about, "rows": [asdict(rows[key]) for key in sorted(rows)]}
+            options.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
