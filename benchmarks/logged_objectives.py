@@ -134,10 +134,10 @@ TRAINING = {
 OBJECTIVES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "true best action": ("imitation", {}),
     "advantage": ("advantage", {"objective.discount": 0.0}),
-    "advantage, discount 0.9": ("advantage", {"objective.discount": 0.9}),
-    "filtered, steps": ("filtered", {"objective.by": "step", "objective.discount": 0.0}),
-    "filtered, episodes": ("filtered", {}),
+    "filtered": ("filtered", {"objective.by": "step", "objective.discount": 0.0}),
     "clone": ("clone", {}),
+    "advantage, discount 0.9": ("advantage", {"objective.discount": 0.9}),
+    "filtered, episodes": ("filtered", {}),
 }
 """Name -> objective and its settings."""
 

@@ -167,8 +167,8 @@ class Advantage(LogObjective):
             continues_BT = torch.cat([valid_BT[:, 1:], torch.zeros_like(valid_BT[:, :1])], dim=1)
             followed_BT = continues_BT | episodes.terminated
             known_BT = known_BT & (followed_BT if cut is None else followed_BT | cut)
-        how = {"discount": c.discount, "decay": decay, "known_BT": known_BT}
-        gain_BT = advantages(self.policy.spec.clock.earned(episodes), value_BS, episodes, **how)
+        earned_BT = self.policy.spec.clock.earned(episodes)
+        gain_BT = advantages(earned_BT, value_BS, episodes, discount=c.discount, decay=decay, known_BT=known_BT)
         return gain_BT + value_BS[:, : valid_BT.shape[1]], known_BT
 
     def _read(self, batch: Batch) -> tuple[Tensor, Tensor]:

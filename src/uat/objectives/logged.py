@@ -105,8 +105,8 @@ class Filtered(LogObjective):
         valid_BT, known_BT = episodes.valid, known_steps(episodes)
         earned_BT = self.policy.spec.clock.earned(episodes)
         earned_BT = torch.where(known_BT, earned_BT, masked_mean(earned_BT, known_BT))
-        whole = {"discount": self.config.discount, "decay": 1.0}
-        to_go_BT = advantages(earned_BT, torch.zeros_like(earned_BT), episodes, **whole)
+        nothing_BT = torch.zeros_like(earned_BT)
+        to_go_BT = advantages(earned_BT, nothing_BT, episodes, discount=self.config.discount, decay=1.0)
         if self.config.by == "step":
             return best_share(to_go_BT, valid_BT, self.config.share)
         return best_share(to_go_BT[:, 0], valid_BT.any(1), self.config.share)[:, None] & valid_BT
