@@ -14,6 +14,7 @@ from torch import Tensor
 
 import uat
 from tests.builders import ALL_SPECS, build_random, random_trajectory, randomise
+from uat.engines import Engine
 from uat.episode import Batch, Losses, Trajectory
 from uat.methods import Policy
 from uat.methods.iql import expectile_loss
@@ -22,6 +23,7 @@ from uat.objectives import OBJECTIVES
 from uat.objectives.advantage import Advantage, AdvantageConfig
 from uat.objectives.logged import Clone, CloneConfig, Filtered, FilteredConfig, LogObjective, best_share
 from uat.objectives.returns import with_last_observation
+from uat.training.validation import loss_criterion
 
 LEARNERS = ("vanilla", "gtrxl", "uat", "uat-late", "adt", "adt-prev", "dpt", "dt", "dt-actions")
 PLAIN = AdvantageConfig(critic_weight=1.0)
@@ -500,6 +502,18 @@ def test_a_batch_without_its_episodes_is_refused() -> None:
     batch = replace(objective.policy.spec.clock.batch(recorded(objective.policy)), trajectory=None)
     with pytest.raises(ValueError, match="this batch has no trajectory"):
         objective.loss(batch)
+
+
+def test_advantages_select_weights_by_the_critics_error_on_returns() -> None:
+    objective = objective_of("advantage")
+    policy, played = objective.policy, recorded(objective.policy)
+    (phase,) = objective.phases()
+    number = loss_criterion(Engine(policy), phase, lambda: played).numbers()["loss"]
+    h_BSD = policy.features(policy.spec.clock.batch(with_last_observation(played)))
+    returns = Advantage(policy, replace(PLAIN, decay=1.0))
+    target_BT, known_BT = reference_targets(returns, played, objective.critic.values(h_BSD).detach())
+    worth_BT = objective.critic.action_values(h_BSD[:, :-1], played.action)
+    assert number.item() == pytest.approx((target_BT - worth_BT)[known_BT].square().mean().item())
 
 
 def test_the_best_weights_are_those_of_the_lowest_loss() -> None:
