@@ -514,8 +514,8 @@ class TrainOptions:
     method_name: Annotated[str, tyro.conf.arg(name="method", metavar="NAME")] = "uat"
     """Method, such as uat or vanilla; or your own code as python:MODULE:CLASS."""
     objective_name: Annotated[str | None, tyro.conf.arg(name="objective", metavar="NAME")] = None
-    """Objective of the training: imitation of an expert, or ppo, which learns from rewards alone; unset: the usual one
-    of the domain."""
+    """Objective of the training: imitation of an expert; ppo, which plays and learns from rewards alone; or advantage,
+    filtered or clone, which learn from a log; unset: the usual one of the domain."""
     preset: str = "paper"
     """smoke (seconds), quick (minutes on two cores) or paper (the published settings)."""
     seed: int = 0

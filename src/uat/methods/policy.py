@@ -69,6 +69,8 @@ class Phase:
     validation episodes of the same source, or nothing, which keeps the last weights."""
     length: Epochs | None = None
     """Number of epochs; None: `share` decides."""
+    selects: Callable[[Batch], Losses] | None = None
+    """Loss on validation episodes that selects the best weights if `judged_by` is "loss"; None: `loss`."""
     reuse: Reuse | None = None
     """Several updates on the episodes of each rollout; None: one update on `loss`."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uat.objectives.advantage import Advantage, AdvantageConfig
+from uat.objectives.logged import Clone, CloneConfig, Filtered, FilteredConfig
 from uat.objectives.objective import Imitation, ImitationConfig, Objective, ObjectiveEntry, has_own_phases
 from uat.objectives.ppo import PPO, PPOConfig
 from uat.settings import MOST_EPOCHS
@@ -35,6 +37,18 @@ OBJECTIVES: dict[str, ObjectiveEntry] = {
             "quick": {"train.steps": 200_000},
             "paper": {"train.steps": 1_000_000},
         },
+    ),
+    "clone": ObjectiveEntry(build=Clone, config=CloneConfig, summary="clone the logged actions, whatever they earned"),
+    "filtered": ObjectiveEntry(
+        build=Filtered,
+        config=FilteredConfig,
+        summary="clone the best share of a log, by return",
+    ),
+    "advantage": ObjectiveEntry(
+        build=Advantage,
+        config=AdvantageConfig,
+        summary="clone logged actions by their advantage: learn from the rewards of a log alone",
+        settings={"train.lr": 1e-3, "train.utility_lr": 1e-2, "train.patience": 300},
     ),
 }
 """All objectives."""

@@ -23,12 +23,17 @@ def with_last_observation(episodes: Trajectory) -> Trajectory:
         return episodes
     if episodes.final_obs is None:
         raise ValueError("truncated episodes need final_obs, the observation after their last step")
+    return with_column(episodes, episodes.truncated, episodes.final_obs)
+
+
+def with_column(episodes: Trajectory, truncated_BT: Tensor, final_obs: Tensor) -> Trajectory:
+    """Do the work of `with_last_observation`, whether or not an episode was truncated; the host reads no value."""
     streams, device = len(episodes.valid), episodes.valid.device
     row_B = torch.arange(streams, device=device)
-    length_B, cut_B = episodes.valid.sum(1), episodes.truncated.any(1)
+    length_B, cut_B = episodes.valid.sum(1), truncated_BT.any(1)
     obs, valid_BT = _longer(episodes.obs), _longer(episodes.valid, False)
     last = obs[row_B, length_B]
-    obs[row_B, length_B] = torch.where(cut_B.view(-1, *[1] * (last.dim() - 1)), episodes.final_obs.to(obs.dtype), last)
+    obs[row_B, length_B] = torch.where(cut_B.view(-1, *[1] * (last.dim() - 1)), final_obs.to(obs.dtype), last)
     valid_BT[row_B, length_B] = cut_B
     told, known = episodes.told, episodes.reward_known
     return Trajectory(
@@ -63,11 +68,14 @@ def advantages(
     *,
     discount: float,
     decay: float,
+    known_BT: Tensor | None = None,
 ) -> Tensor:
     """Return generalised advantage estimates (B, T).
 
     value_BS: values of all steps; a column after them holds the values after truncated episodes, at the step that
     follows each episode's last one (see `with_last_observation`). After a terminated episode nothing more is earned.
+    known_BT: False where the reward or the next value is unknown: the advantage there is 0, which cuts the sums of
+    earlier steps. None: all are known.
     """
     valid_BT = episodes.valid
     steps = valid_BT.shape[1]
@@ -76,7 +84,9 @@ def advantages(
     continues_BT = torch.cat([valid_BT[:, 1:], torch.zeros_like(valid_BT[:, :1])], dim=1)
     valued_BT = continues_BT if episodes.truncated is None else continues_BT | (episodes.truncated & valid_BT)
     error_BT = reward_BT + discount * torch.where(valued_BT, next_BT, 0.0) - value_BS[:, :steps]
-    error_BT, carry_BT = torch.where(valid_BT, error_BT, 0.0), discount * decay * continues_BT.to(reward_BT.dtype)
+    known_BT = valid_BT if known_BT is None else known_BT & valid_BT
+    carry_BT = discount * decay * (continues_BT & known_BT).to(reward_BT.dtype)
+    error_BT = torch.where(known_BT, error_BT, 0.0)
     advantage_BT, later_B = torch.empty_like(error_BT), torch.zeros_like(error_BT[:, 0])
     for t in reversed(range(steps)):
         later_B = error_BT[:, t] + carry_BT[:, t] * later_B

@@ -43,8 +43,8 @@ def train(
       preset: "smoke" (seconds), "quick" (minutes) or "paper"; unset: "paper", the whole training.
       seed: determines initial weights, training worlds, sampled actions and dropout; unset: 0.
       settings: changes to the recipe, such as {"train.epochs": 50}.
-      objective: what is minimised: "imitation" of an expert, or "ppo", which learns from rewards alone; unset: what is
-        usual in the domain.
+      objective: what is minimised: "imitation" of an expert; "ppo", which plays and learns from rewards alone; or
+        "advantage", "filtered" or "clone", which learn from a log. Unset: what is usual in the domain.
     out: the run folder; unset, for a domain: runs/DOMAIN-METHOD-PRESET-SEED.
     source: a run with the same training (TENT and CoTTA train like Vanilla); its weights are copied instead of trained.
     device: unset: CUDA if available.

@@ -284,7 +284,9 @@ class Trainer:
             return Criterion(dict, None)
         if phase.judged_by == "play":
             return Criterion(self.validate, self.objective.criterion(self.domain.metrics), self.plateau())
-        rollouts = self._runner(phase.behaviour or self.engine, self.validation.simulator, sampled=True)
+        worlds = self.validation.simulator
+        agent = None if isinstance(worlds, Recording) else phase.behaviour or self.engine
+        rollouts = self._runner(agent, worlds, sampled=True)
         ids, seed = torch.arange(self._validation_count), split_seed("validation", 0)
         return loss_criterion(self.engine, phase, lambda: rollouts.play(ids, seed))
 

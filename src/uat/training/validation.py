@@ -48,10 +48,10 @@ class Criterion:
 
 
 def loss_criterion(engine: Engine, phase: Phase, play: Callable[[], Trajectory]) -> Criterion:
-    """Select the weights by the phase's loss on validation episodes, without dropout."""
+    """Select the weights by a loss of the phase on validation episodes, without dropout."""
 
     def numbers() -> dict[str, Tensor]:
-        losses = engine.evaluate(phase.loss, play())
+        losses = engine.evaluate(phase.selects or phase.loss, play())
         parts = [total / count.clamp_min(1) for total, count in losses.values()]
         return {"loss": torch.stack(parts).sum()}
 
