@@ -78,7 +78,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checks": {"settings", *CORE_TYPES},
     "logs": {"settings", *CORE_TYPES, "checks"},
     "feedback": {"settings", *CORE_TYPES, "checks", "noise", "acting", "channel", "domains"},
-    "objectives": {"settings", *CORE_TYPES, "noise", "nn", "methods"},
+    "objectives": {"settings", *CORE_TYPES, "noise", "nn", "acting", "methods"},
     "config": {"settings", "registry", *CORE_TYPES, "methods", "domains", "objectives", "feedback"},
     "recipes": {"files", "registry", *CORE_TYPES, "methods", "domains", "objectives", "config"},
     "runs": {
