@@ -94,7 +94,21 @@ PROBLEMS = {
     "bandit-medium": Problem(id="popgym-MultiarmedBanditMedium-v0", package="popgym", settings_of={}),
     "bandit-hard": Problem(id="popgym-MultiarmedBanditHard-v0", package="popgym", settings_of={}),
 }
-SETTINGS: dict[str, dict[str, Any]] = {}
+SHORT: dict[str, Any] = {
+    "train.batch_size": 8,
+    "train.lr": 5e-4,
+    "train.utility_lr": 5e-4,
+    "objective.passes": 10,
+    "objective.minibatches": 8,
+    "objective.target_kl": None,
+    "method.positions": "rotary",
+    "method.context": 16,
+}
+"""Settings of our methods for 100,000 steps: small rollouts, many updates, and distances instead of positions."""
+SETTINGS: dict[str, dict[str, Any]] = {
+    "cartpole": SHORT,
+    "pendulum": {**SHORT, "objective.discount": 0.9, "domain.reward_scale": 0.1},
+}
 """Environment -> settings of our methods that differ from the defaults of `--objective ppo`."""
 SMOKE: dict[str, Any] = {
     "train.batch_size": 4,
