@@ -132,9 +132,9 @@ class Row:
     seconds: float
     cpu_seconds: float
     parameters: int
-    """Of the policy and the critic."""
+    """Number of weights of the policy and the critic."""
     settings: dict[str, Any]
-    """Of a peer all, as its library takes them; of our methods those that differ from the defaults."""
+    """All settings of a peer, as its library takes them; of our methods those that differ from the defaults."""
     returns: list[float]
     """Return of each episode of the evaluation."""
     curve: list[tuple[int, float]]

@@ -114,7 +114,7 @@ class RunConfig:
     feedback: FeedbackConfig = TRUE
     """Corruption of the actions and rewards that policies see, in training and in evaluation."""
     objective_name: str = "imitation"
-    """What is minimised; see `uat.objectives`."""
+    """The objective of the training; see `uat.objectives`."""
     objective: Any = IMITATION
     """The objective's own config."""
 

@@ -425,7 +425,7 @@ def test_a_mask_and_an_action_of_one_stream_need_no_axis_either() -> None:
 @pytest.mark.parametrize("kind", ["vector-discrete", "vector-box"])
 @pytest.mark.parametrize("path", ["auto", "cached"])
 def test_a_seed_samples_actions(kind: str, path: Any) -> None:
-    """The same seed gives the same actions, and many streams show the policy's distribution."""
+    """Sessions with one seed take the same actions, and many streams show the policy's distribution."""
     spec, streams = ALL_SPECS[kind], 400
     policy = randomise(UAT(spec, UATConfig(**SIZES)), 3).eval()
     obs = np.ones((streams, 5), np.float32)
