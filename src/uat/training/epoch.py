@@ -83,32 +83,36 @@ class Epoch:
         ids = self.ranks.share(torch.arange(index * c.train.batch_size, (index + 1) * c.train.batch_size))
         self._draw_starts(ids)
         self._warm_up(len(ids))
-        with self.pace.playing():
-            trajectory = self.rollouts.play(ids, split_seed("train", c.seed))
         if self.reusing is not None:
-            with self.pace.learning():
-                return self._reuse(trajectory, index, epoch, place=int(ids[0]) - index * c.train.batch_size)
+            return self._reuse(ids, index, epoch)
+        trajectory = self.rollouts.play(ids, split_seed("train", c.seed))
         self.rate = set_rates(self.optimizer, self.train, epoch, self.rate)
         dropout = derive(c.seed, "dropout", index, *([self.ranks.rank] if self.ranks.rank else []))
         return self.updates.update(trajectory, dropout, capture=self.rollouts.captured is not None)
 
-    def _reuse(self, trajectory: Trajectory, index: int, epoch: int, *, place: int) -> dict[str, Tensor]:
-        """Take several updates on the episodes of a rollout; all processes get the same seed."""
+    def _reuse(self, ids: Tensor, index: int, epoch: int) -> dict[str, Tensor]:
+        """Play these episodes and take several updates on them; all processes get the same seed."""
+        with self.pace.playing():
+            trajectory = self.rollouts.play(ids, split_seed("train", self.config.seed))
+        with self.pace.learning():
+            numbers = self._several_updates(trajectory, index, epoch, place=int(ids[0]) - index * self.train.batch_size)
+        self.steps += int(numbers["steps"])
+        self.pace.add(numbers)
+        return numbers
+
+    def _several_updates(self, trajectory: Trajectory, index: int, epoch: int, *, place: int) -> dict[str, Tensor]:
         assert self.reusing is not None
         t = self.train
         share_done = (epoch - 1) / max(1, t.epochs - 1)
         share_done = min(1.0, max(share_done, 0.0 if t.steps is None else self.steps / t.steps))
         self.rate = set_rates(self.optimizer, t, epoch, self.rate, share_done=share_done)
-        numbers = self.reusing.update(
+        return self.reusing.update(
             trajectory,
             derive(self.config.seed, "dropout", index),
             place=place,
             episodes=t.batch_size,
             share_done=share_done,
         )
-        self.steps += int(numbers["steps"])
-        self.pace.add(numbers)
-        return numbers
 
     def _warm_up(self, episodes: int) -> None:
         if self.warm or not (self.updates.capturable and compiles(self.rollouts.device)):
